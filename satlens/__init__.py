@@ -1,0 +1,55 @@
+"""satlens: train, open up and measure Transformers whose late layers read early ones.
+
+Importing satlens loads no torch; each name below is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+try:
+    __version__ = version("satlens")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+_HOMES = {
+    "AttnResStream": "satlens.config",
+    "GatedValueResidual": "satlens.config",
+    "ModelConfig": "satlens.config",
+    "NoValueResidual": "satlens.config",
+    "ResidualStream": "satlens.config",
+    "RoleDecoupledStream": "satlens.config",
+    "StaticValueResidual": "satlens.config",
+    "TrainConfig": "satlens.config",
+    "SatlensError": "satlens.errors",
+    "attention": "satlens.models.attention",
+    "build": "satlens.models.build",
+    "load": "satlens.checkpoints",
+    "save": "satlens.checkpoints",
+    "PreparedDataset": "satlens.data.dataset",
+    "prepare": "satlens.data.prepare",
+    "train": "satlens.training",
+    "Result": "satlens.analysis.result",
+    "ablate": "satlens.analysis.ablation",
+    "bench": "satlens.analysis.efficiency",
+    "categories": "satlens.analysis.categories",
+    "compare": "satlens.analysis.comparison",
+    "divergence": "satlens.analysis.divergence",
+    "evaluate": "satlens.analysis.evaluation",
+    "intervene": "satlens.analysis.interventions",
+    "sparsity": "satlens.analysis.sparsity",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'satlens' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

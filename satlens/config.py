@@ -1,0 +1,386 @@
+"""Typed configurations: what a model is and how it is trained. Imports no torch.
+
+Every class is a frozen, keyword-only dataclass checked on construction; an unknown key, a wrong
+type or an impossible value raises :class:`satlens.errors.ConfigError` with one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict, fields, replace
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from satlens.errors import ConfigError
+
+STRICT = ConfigDict(extra="forbid")
+
+GateFunction = Literal["relu", "sigmoid", "softmax", "softmax_sigmoid", "tanh", "identity"]
+StaticMode = Literal["identity", "constant", "sparse", "learnable", "learnable_plus"]
+RouteControl = Literal["none", "tied", "average", "frozen_v"]
+
+
+# -- value residuals: what is added to a layer's values ------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class NoValueResidual:
+    """Plain values."""
+
+    kind: Literal["none"] = "none"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class StaticValueResidual:
+    """ResFormer (arXiv 2410.17897): V'_n = lambda1_n V_1 + lambda2_n V_n, layers 1 to L-1."""
+
+    kind: Literal["static"] = "static"
+    mode: StaticMode = "learnable_plus"
+    """How lambda1 and lambda2 are set: fixed (identity, constant, sparse) or trained."""
+    weights: tuple[float, float] = (0.5, 0.5)
+    """(lambda1, lambda2) of the modes constant and sparse, and the start of learnable."""
+    layers: tuple[int, ...] = ()
+    """Layers that mix under mode sparse; the others keep (0, 1)."""
+    lambda2_init: float = 0.5
+    """Start of lambda2 under learnable_plus."""
+    last_k: int | None = None
+    """Mix only in the last k layers; null mixes in every layer but the first."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GatedValueResidual:
+    """SATFormer (arXiv 2605.03953): V'_tj = V_tj + g(x_t W_alpha)_j V_1,tj, layers 1 to L-1."""
+
+    kind: Literal["gated"] = "gated"
+    gate: GateFunction = "relu"
+    """Gate function g; softmax variants run over KV heads and are scaled by their number."""
+    bias: bool = False
+    """Whether the gate projection has a bias (zero at the start)."""
+    last_k: int | None = None
+    """Gate only the last k layers; null gates every layer but the first."""
+
+
+ValueResidual = NoValueResidual | StaticValueResidual | GatedValueResidual
+
+
+# -- depth streams: how a sublayer reads what earlier ones wrote ----------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ResidualStream:
+    """The ordinary residual stream."""
+
+    kind: Literal["residual"] = "residual"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AttnResStream:
+    """Attention Residuals (arXiv 2603.15031): each read is a softmax over block sums."""
+
+    kind: Literal["attnres"] = "attnres"
+    block_size: int = 4
+    """Sublayers (attention or MLP) summed into one source; 1 is Full AttnRes."""
+    output_read: bool = True
+    """Whether the final norm receives a read of its own (else the sum of all sources)."""
+    route_bias: bool = False
+    """Whether each source of each read has a trained logit bias (zero at the start)."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RoleDecoupledStream:
+    """RD-AttnRes (arXiv 2608.01075): queries and keys read by one route, values by another."""
+
+    kind: Literal["rd_attnres"] = "rd_attnres"
+    block_size: int = 4
+    """Sublayers summed into one source."""
+    control: RouteControl = "none"
+    """none (decoupled), tied (values use the qk route), average (all use the mean of both
+    routes) or frozen_v (values read uniformly)."""
+    output_read: bool = True
+    """Whether the final norm receives a read of its own (else the sum of all sources)."""
+    route_bias: bool = False
+    """Whether each source of each read has a trained logit bias (zero at the start)."""
+
+
+Stream = ResidualStream | AttnResStream | RoleDecoupledStream
+
+
+# -- the model ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ModelConfig:
+    """A decoder: the backbone shared by every variant and its two extension points.
+
+    Names follow TransformerLens where it has one. ``None`` in a field with a derived default is
+    replaced on construction, so a config always states its numbers.
+    """
+
+    d_vocab: int = 2048
+    """Rows of the embedding table (tokens; padded vocabularies are legal)."""
+    n_ctx: int = 256
+    """Longest context in tokens."""
+    n_layers: int = 8
+    """Decoder layers, each an attention and an MLP."""
+    d_model: int = 128
+    """Width of the stream."""
+    n_heads: int = 4
+    """Query heads."""
+    n_key_value_heads: int | None = None
+    """Key/value heads; null means as many as query heads."""
+    d_head: int | None = None
+    """Head width; null means d_model / n_heads."""
+    d_mlp: int | tuple[int, ...] | None = None
+    """MLP width, one for all layers or one each (0 is legal: that MLP adds nothing); null means
+    8/3 d_model rounded up to a multiple of 32."""
+    qk_norm: bool = False
+    """RMSNorm over each query and key head before RoPE."""
+    qkv_bias: bool = False
+    """Biases on the query, key and value projections."""
+    window_size: int | None = None
+    """Sliding window w: query i sees keys i-w < j <= i; null means all earlier keys."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary position embedding (half-split layout)."""
+    norm_eps: float = 1e-6
+    """Epsilon of every norm but qk-norm."""
+    qk_norm_eps: float = 1e-5
+    """Epsilon of qk-norm."""
+    tied_embeddings: bool = False
+    """Whether the unembedding is the embedding table."""
+    document_mask: bool = True
+    """Whether training on packed sequences masks attention across documents."""
+    init: Literal["fan_in", "normal_0.02"] = "fan_in"
+    """fan_in: linear std 0.8/sqrt(fan_in), output projections further by 1/sqrt(2 n_layers),
+    embedding 0.02 sqrt(d_model), unembedding 0.02; normal_0.02: every matrix N(0, 0.02^2)."""
+    value_residual: ValueResidual = Field(default=NoValueResidual(), discriminator="kind")
+    """What is added to a layer's values."""
+    stream: Stream = Field(default=ResidualStream(), discriminator="kind")
+    """How sublayers read what earlier ones wrote."""
+
+    def __post_init__(self) -> None:
+        for name in ("d_vocab", "n_ctx", "n_layers", "d_model", "n_heads"):
+            _require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
+        n_kv = self.n_heads if self.n_key_value_heads is None else self.n_key_value_heads
+        _require(
+            n_kv > 0 and self.n_heads % n_kv == 0,
+            "n_key_value_heads",
+            f"must divide n_heads={self.n_heads}",
+            n_kv,
+        )
+        if self.d_head is None:
+            _require(
+                self.d_model % self.n_heads == 0,
+                "n_heads",
+                f"must divide d_model={self.d_model}, or d_head must be given",
+                self.n_heads,
+            )
+        d_head = self.d_head if self.d_head is not None else self.d_model // self.n_heads
+        _require(d_head > 0 and d_head % 2 == 0, "d_head", "must be even (RoPE)", d_head)
+        d_mlp = self.d_mlp
+        if d_mlp is None:
+            d_mlp = -(-(self.d_model * 8) // (3 * 32)) * 32
+        if isinstance(d_mlp, tuple):
+            _require(
+                len(d_mlp) == self.n_layers,
+                "d_mlp",
+                f"must have one width for each of n_layers={self.n_layers}",
+                len(d_mlp),
+            )
+        widths = d_mlp if isinstance(d_mlp, tuple) else (d_mlp,)
+        _require(min(widths) >= 0, "d_mlp", "must not be negative", min(widths))
+        if self.window_size is not None:
+            _require(self.window_size > 0, "window_size", "must be positive", self.window_size)
+        _require(self.norm_eps >= 0, "norm_eps", "must not be negative", self.norm_eps)
+        block = getattr(self.stream, "block_size", None)
+        if block is not None:
+            _require(block > 0, "stream.block_size", "must be positive", block)
+        last_k = getattr(self.value_residual, "last_k", None)
+        if last_k is not None:
+            _require(last_k > 0, "value_residual.last_k", "must be positive", last_k)
+        for layer in getattr(self.value_residual, "layers", ()):
+            _require(
+                1 <= layer < self.n_layers,
+                "value_residual.layers",
+                f"must lie in 1..{self.n_layers - 1} (layer 0 makes V_1)",
+                layer,
+            )
+        object.__setattr__(self, "n_key_value_heads", n_kv)
+        object.__setattr__(self, "d_head", d_head)
+        object.__setattr__(self, "d_mlp", d_mlp)
+
+    # Derived facts, under the names TransformerLens code asks for.
+    @property
+    def normalization_type(self) -> str:
+        return "RMS"
+
+    @property
+    def attn_only(self) -> bool:
+        return False
+
+    def d_mlp_of(self, layer: int) -> int:
+        """MLP width of one layer."""
+        return self.d_mlp[layer] if isinstance(self.d_mlp, tuple) else int(self.d_mlp or 0)
+
+    @property
+    def value_layers(self) -> tuple[int, ...]:
+        """Layers whose values are mixed with V_1 (empty without a value residual)."""
+        if isinstance(self.value_residual, NoValueResidual):
+            return ()
+        if getattr(self.value_residual, "mode", None) == "sparse":
+            return tuple(sorted(set(self.value_residual.layers)))
+        k = self.value_residual.last_k
+        first = 1 if k is None else max(1, self.n_layers - k)
+        return tuple(range(first, self.n_layers))
+
+    @property
+    def variant(self) -> str:
+        """Name of the architecture: its stream and its value residual."""
+        values = {"none": "", "static": "resformer", "gated": "satformer"}
+        parts = [values[self.value_residual.kind]]
+        if self.stream.kind != "residual":
+            parts.append(self.stream.kind)
+        return "+".join(p for p in parts if p) or "transformer"
+
+    def with_changes(self, **changes: Any) -> ModelConfig:
+        """A copy with other fields; derived widths that were defaults stay as they are."""
+        return make(ModelConfig, {**to_dict(self), **changes}, "ModelConfig")
+
+
+# -- training ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TrainConfig:
+    """One training run. Budgets are tokens; the same seed gives paired runs across variants."""
+
+    tokens: int = 614_400
+    """Training budget in tokens (rounded down to whole steps)."""
+    batch_size: int = 4
+    """Sequences in a micro-batch."""
+    grad_accum: int = 1
+    """Micro-batches in an optimiser step."""
+    lr: float = 3e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """Final learning rate as a share of the peak."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """Decay after warm-up: cosine, or constant with a linear decay over the last fifth."""
+    warmup: float = 0.05
+    """Share of the steps spent in linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW coefficients."""
+    weight_decay: float = 0.1
+    """AdamW weight decay of the parameters not excluded."""
+    no_decay: tuple[Literal["norms", "gates", "scalars", "routes", "biases"], ...] = (
+        "norms",
+        "gates",
+        "scalars",
+        "routes",
+        "biases",
+    )
+    """Families of parameters without weight decay."""
+    clip: float | None = 1.0
+    """Largest gradient norm; null does not clip."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """bf16: autocast over fp32 master weights; fp32: no autocast."""
+    compile: bool = False
+    """Compile the model in place with torch.compile."""
+    seed: int = 0
+    """Seed of the initial weights, the data order and nothing else."""
+    n_threads: int | None = None
+    """Intra-op CPU threads; null leaves torch's own choice."""
+    eval_every: int = 100
+    """Steps between evaluations on the fixed slice of the validation split."""
+    eval_tokens: int = 16_384
+    """Tokens in that slice."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    checkpoint_every: int = 200
+    """Steps between resumable checkpoints (the last two are kept until the run is finished)."""
+    milestones: tuple[int, ...] = ()
+    """Token counts at which a checkpoint is kept for good, each at the first step that reaches it;
+    0 keeps the initial weights."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What a non-finite loss or gradient does, always before the update: end the run, naming step
+    and batch, or leave the step out and count it."""
+    deterministic: bool = True
+    """On GPUs, use deterministic kernels, without which a resumed run equals an uninterrupted one
+    to rounding only. CPUs need nothing for it."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "batch_size", "grad_accum", "lr", "eval_every", "eval_tokens"):
+            _require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
+        for name in ("log_every", "checkpoint_every"):
+            _require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
+        _require(0 <= self.warmup < 1, "warmup", "must lie in [0, 1)", self.warmup)
+        for name in ("min_lr_ratio", "weight_decay"):
+            _require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
+        for beta in self.betas:
+            _require(0 <= beta < 1, "betas", "must lie in [0, 1)", beta)
+        for name in ("clip", "n_threads"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, name, "must be positive or null", value)
+        for tokens in self.milestones:
+            within = 0 <= tokens <= self.tokens
+            _require(within, "milestones", f"must lie in 0..tokens={self.tokens}", tokens)
+
+
+# -- construction ------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def _require(condition: bool, field: str, rule: str, value: object) -> None:
+    if not condition:
+        raise ValueError(f"{field}: {rule}, got {value!r}")
+
+
+def make(cls: type[T], values: dict[str, Any], where: str) -> T:
+    """Build a config from plain data; every fault becomes one line naming file and field.
+
+    Raises:
+        ConfigError: unknown key (with the nearest known one), wrong type, impossible value.
+    """
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_first_fault(error, cls)}") from None
+
+
+def _first_fault(error: ValidationError, cls: type) -> str:
+    fault = error.errors()[0]
+    path = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        key = str(fault["loc"][-1])
+        known = [f.name for f in fields(cls)] if len(fault["loc"]) == 1 else _nested_fields()
+        near = difflib.get_close_matches(key, known, n=1)
+        return f"unknown field {path!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{path}: {message}" if path else message
+
+
+def _nested_fields() -> list[str]:
+    kinds = (StaticValueResidual, GatedValueResidual, AttnResStream, RoleDecoupledStream)
+    return [f.name for cls in kinds for f in fields(cls)]
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain JSON-ready data of a config."""
+    return asdict(config)
+
+
+__all__ = [
+    "AttnResStream",
+    "GatedValueResidual",
+    "ModelConfig",
+    "NoValueResidual",
+    "ResidualStream",
+    "RoleDecoupledStream",
+    "StaticValueResidual",
+    "TrainConfig",
+    "make",
+    "replace",
+    "to_dict",
+]

@@ -1,0 +1,104 @@
+"""One layer: read, attend, write, read, MLP, write. Depth streams subclass it.
+
+A stream is functional: its state is a NamedTuple of tensors that each block receives and returns
+a new version of, so that activation checkpointing, FSDP and compilation see plain inputs and
+outputs. ``(state, v_first)`` at a block border is all that later layers need.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from satlens.config import ModelConfig
+from satlens.models.attention import Attention, ForwardContext, Reads
+from satlens.models.layers import MLP, RMSNorm
+from satlens.models.sites import AccessSite
+
+State = Any  # a NamedTuple of tensors, one class a stream
+
+
+class Snapshot(NamedTuple):
+    """Everything above a block border depends on: resume with ``model(..., start_at=snapshot)``."""
+
+    layer: int
+    """The next block to run."""
+    state: State
+    """The stream's state."""
+    v_first: Tensor | None
+    """V_1, (B, T, K, E); None without a value residual or before layer 0."""
+
+
+class Block(nn.Module):
+    """A layer of the decoder; subclasses say how the stream is read and written."""
+
+    def __init__(self, cfg: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.keeps_v_first = layer == 0 and bool(cfg.value_layers)
+        self.ln1 = RMSNorm(cfg.d_model, cfg.norm_eps)
+        self.attn = Attention(cfg, layer)
+        self.ln2 = RMSNorm(cfg.d_model, cfg.norm_eps)
+        self.mlp = MLP(cfg.d_model, cfg.d_mlp_of(layer))
+        self.hook_attn_out, self.hook_mlp_out = HookPoint(), HookPoint()
+
+    def forward(
+        self, state: State, v_first: Tensor | None, context: ForwardContext
+    ) -> tuple[State, Tensor | None]:
+        """State and V_1 before the layer -> after it."""
+        state, reads = self.read_attn(state, context)
+        projected = self.attn.project(reads)
+        attn_out = self.attn(projected, v_first, context)
+        state = self.write_attn(state, self.hook_attn_out(attn_out))
+        state, x = self.read_mlp(state, context)
+        state = self.write_mlp(state, self.hook_mlp_out(self.mlp(x)))
+        return state, (projected.v if self.keeps_v_first else v_first)
+
+    # What a stream defines. Norms belong to the read: what these return is normalised.
+    def read_attn(self, state: State, context: ForwardContext) -> tuple[State, Reads]:
+        raise NotImplementedError
+
+    def write_attn(self, state: State, y: Tensor) -> State:
+        raise NotImplementedError
+
+    def read_mlp(self, state: State, context: ForwardContext) -> tuple[State, Tensor]:
+        raise NotImplementedError
+
+    def write_mlp(self, state: State, y: Tensor) -> State:
+        raise NotImplementedError
+
+
+class DepthStream:
+    """A stream as the decoder sees it: its blocks, its beginning, its end and its sites."""
+
+    block: ClassVar[type[Block]]
+
+    @staticmethod
+    def begin(x0: Tensor) -> State:
+        """The state before layer 0, from the embedding (B, T, D)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def output_read(cfg: ModelConfig) -> nn.Module | None:
+        """Weights of the final norm's own read, where the stream has one."""
+        return None
+
+    @staticmethod
+    def finish(model: Any, state: State, eager: bool) -> Tensor:
+        """What the unembedding receives: the final norm's output (B, T, D)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def sites(cfg: ModelConfig) -> list[AccessSite]:
+        """The stream's access sites in order of execution."""
+        return []
+
+
+def final_norm(model: Any, x: Tensor, eager: bool) -> Tensor:
+    """The final norm of a read that needs no mixing."""
+    return model.ln_final(model.hook_out_read(x), eager)
+
+
+__all__ = ["Block", "DepthStream", "Reads", "Snapshot", "State", "final_norm"]

@@ -1,0 +1,276 @@
+"""The decoder: the whole forward pass of every variant.
+
+    tokens -> embedding -> [ read, attend, write, read, MLP, write ] x L -> read -> norm -> logits
+
+Shapes: B batch, T position, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from satlens.config import ModelConfig, NoValueResidual, StaticValueResidual
+from satlens.errors import DataError
+from satlens.hooks import HookedModel
+from satlens.models.attention import (
+    ForwardContext,
+    additive_bias,
+    allowed_keys,
+    chosen_attention,
+    prefers_explicit,
+)
+from satlens.models.block import Snapshot
+from satlens.models.initialise import initialise
+from satlens.models.layers import (
+    RMSNorm,
+    Unembed,
+    at_least_fp32,
+    compute_dtype,
+    is_hooked,
+    rope_table,
+)
+from satlens.models.loss import IGNORED, negative_log_likelihood
+from satlens.models.sites import AccessSite
+from satlens.models.streams import STREAMS
+from satlens.models.values import SharedLambda, value_sites
+
+ReturnType = Literal["logits", "loss", "both"]
+
+
+class Decoder(HookedModel):
+    """A decoder-only Transformer of any satlens variant.
+
+    Args:
+        cfg: what it is.
+        seed: seed of its initial weights; None leaves them uninitialised (to be loaded).
+        tokenizer: a ``tokenizers.Tokenizer``, for text in and out.
+    """
+
+    def __init__(self, cfg: ModelConfig, seed: int | None = 0, tokenizer: Any = None) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.tokenizer = tokenizer
+        self.provenance: dict[str, Any] = {}
+        self.stream = STREAMS[cfg.stream.kind]
+        self.embed = nn.Embedding(cfg.d_vocab, cfg.d_model, _weight=torch.empty(*_table(cfg)))
+        self.hook_embed = HookPoint()
+        if not isinstance(cfg.value_residual, NoValueResidual) and cfg.value_layers:
+            self.hook_v_first = HookPoint()
+        residual = cfg.value_residual
+        shares = isinstance(residual, StaticValueResidual) and residual.mode == "learnable_plus"
+        self.shared_lambda = SharedLambda(cfg.n_layers) if shares and cfg.n_layers > 1 else None
+        self.blocks = nn.ModuleList(self.stream.block(cfg, i) for i in range(cfg.n_layers))
+        self.out_read = self.stream.output_read(cfg)
+        if self.out_read is not None:
+            self.hook_route_out = HookPoint()
+        self.hook_out_read = HookPoint()
+        self.ln_final = RMSNorm(cfg.d_model, cfg.norm_eps)
+        self.unembed = Unembed(cfg.d_model, cfg.d_vocab, cfg.tied_embeddings)
+        self.hook_logits = HookPoint()
+        self.setup()
+        if seed is not None and not self.embed.weight.is_meta:
+            initialise(self, cfg, seed)
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        tokens: Tensor,
+        return_type: ReturnType | None = "logits",
+        *,
+        targets: Tensor | None = None,
+        documents: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        loss_per_token: bool = False,
+        start_at: Snapshot | None = None,
+        stop_at_layer: int | None = None,
+    ) -> Any:
+        """Run the model.
+
+        Args:
+            tokens: (B, T) ids.
+            return_type: logits (fp32), loss, both, or None (run, return nothing; the unembedding
+                is computed only if hooked).
+            targets: (B, T) ids to score at each position, -100 to skip; by default the next
+                token, the last position skipped, padding and other documents' tokens skipped.
+            documents: (B, T) ids; attention stays within equal ids, -1 marks padding.
+            attention_mask: (B, T), 0 marks padding on either side.
+            loss_per_token: the loss of each position instead of the mean, 0 where skipped:
+                (B, T) with targets, else (B, T - 1).
+            start_at: a snapshot of an earlier pass over the same tokens; blocks below are skipped.
+            stop_at_layer: run blocks below it only and return the :class:`Snapshot` there.
+
+        Returns:
+            logits (B, T, V) in fp32; loss, the mean negative log-likelihood in nats.
+
+        Raises:
+            DataError: ids of a wrong shape or outside the vocabulary, a context above n_ctx.
+        """
+        self._check(tokens)
+        if attention_mask is not None:
+            padding = attention_mask == 0
+            documents = torch.zeros_like(tokens) if documents is None else documents
+            documents = documents.masked_fill(padding, -1)
+        context = self._context(tokens, documents)
+        snapshot = self._run_blocks(tokens, context, start_at, stop_at_layer)
+        if stop_at_layer is not None:
+            return snapshot
+        if return_type is None and not self._head_is_hooked():
+            return None
+        x = self.stream.finish(self, snapshot.state, context.eager)
+        logits = self.hook_logits(self.unembed(x, self.embed.weight))
+        if return_type is None:
+            return None
+        if return_type == "logits":
+            return at_least_fp32(logits)
+        loss = _loss(logits, tokens, targets, documents, loss_per_token)
+        return loss if return_type == "loss" else (at_least_fp32(logits), loss)
+
+    def _run_blocks(
+        self,
+        tokens: Tensor,
+        context: ForwardContext,
+        start_at: Snapshot | None,
+        stop_at_layer: int | None,
+    ) -> Snapshot:
+        if start_at is None:
+            x0 = self.hook_embed(self.embed(tokens))
+            start_at = Snapshot(0, self.stream.begin(x0), None)
+        first, state, v_first = start_at
+        last = self.cfg.n_layers if stop_at_layer is None else stop_at_layer
+        for layer in range(first, last):
+            state, v_first = self.blocks[layer](state, v_first, context)
+            if layer == 0 and v_first is not None:
+                v_first = self.hook_v_first(v_first)
+        return Snapshot(max(first, last), state, v_first)
+
+    def _context(self, tokens: Tensor, documents: Tensor | None) -> ForwardContext:
+        """Rotary tables, masks and the attention implementation of one pass."""
+        length, device = tokens.shape[1], tokens.device
+        weight, cfg = self.embed.weight, self.cfg
+        dtype = compute_dtype(weight)
+        table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        cos, sin = rope_table(length, cfg.d_head, cfg.rope_theta, table_dtype, device)
+        allowed = allowed_keys(length, cfg.window_size, documents, device)
+        implementation = chosen_attention()
+        explicit = implementation == "eager" or (
+            implementation == "auto" and prefers_explicit(length, dtype, device)
+        )
+        bias = None
+        if explicit:
+            group = cfg.n_heads // cfg.n_key_value_heads
+            like = torch.empty((), dtype=dtype, device=device)
+            bias = additive_bias(allowed, length, cfg.n_key_value_heads, group, like)
+        shared = None if self.shared_lambda is None else self.shared_lambda()
+        return ForwardContext(cos, sin, allowed, bias, implementation, shared)
+
+    def _check(self, tokens: Tensor) -> None:
+        if tokens.ndim != 2 or not tokens.numel():
+            raise DataError(f"tokens: expected (batch, position), not empty, got {[*tokens.shape]}")
+        if tokens.shape[1] > self.cfg.n_ctx:
+            raise DataError(f"tokens: {tokens.shape[1]} positions exceed n_ctx={self.cfg.n_ctx}")
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (int(t) for t in torch.aminmax(tokens))
+            if low < 0 or high >= self.cfg.d_vocab:
+                worst = low if low < 0 else high
+                raise DataError(f"tokens: id {worst} is outside d_vocab={self.cfg.d_vocab}")
+
+    def _head_is_hooked(self) -> bool:
+        points = [self.hook_out_read, self.hook_logits]
+        if self.out_read is not None:
+            points.append(self.hook_route_out)
+        return self.ln_final.is_hooked() or is_hooked(*points)
+
+    # -- what it is ---------------------------------------------------------------------------
+
+    @property
+    def sites(self) -> list[AccessSite]:
+        """Every place where a late computation takes something from an early one."""
+        return model_sites(self.cfg)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    def n_parameters(self) -> int:
+        """Parameters, tied ones once."""
+        return sum(p.numel() for p in self.parameters())
+
+    # -- text ---------------------------------------------------------------------------------
+
+    def to_tokens(self, text: str | list[str]) -> Tensor:
+        """Text -> ids (B, T), shorter rows padded on the right with id 0; no BOS is added."""
+        texts = [text] if isinstance(text, str) else text
+        rows = [self._tokenizer().encode(t).ids for t in texts]
+        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+        return ids.to(self.device)
+
+    def to_str_tokens(self, tokens: str | Tensor) -> list[str]:
+        """The text of each token of one sequence."""
+        ids = self.to_tokens(tokens)[0] if isinstance(tokens, str) else tokens.flatten()
+        return [self._tokenizer().decode([int(i)], skip_special_tokens=False) for i in ids]
+
+    def to_string(self, tokens: Tensor) -> str:
+        """The text of one sequence of ids."""
+        return self._tokenizer().decode(tokens.flatten().tolist(), skip_special_tokens=False)
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise DataError("tokenizer: this checkpoint has no tokenizer.json; pass token ids")
+        return self.tokenizer
+
+    # -- weights in TransformerLens' shapes ------------------------------------------------------
+
+    @property
+    def W_E(self) -> Tensor:
+        """Embedding, (V, D)."""
+        return self.embed.weight
+
+    @property
+    def W_U(self) -> Tensor:
+        """Unembedding, (D, V)."""
+        return getattr(self.unembed, "weight", self.embed.weight).t()
+
+    @property
+    def b_U(self) -> Tensor:
+        """There is no output bias: zeros (V,)."""
+        return self.embed.weight.new_zeros(self.cfg.d_vocab)
+
+
+def model_sites(cfg: ModelConfig) -> list[AccessSite]:
+    """Access sites of a configuration: value gates, then the stream's reads."""
+    return value_sites(cfg) + STREAMS[cfg.stream.kind].sites(cfg)
+
+
+def _table(cfg: ModelConfig) -> tuple[int, int]:
+    return cfg.d_vocab, cfg.d_model
+
+
+def _loss(
+    logits: Tensor,
+    tokens: Tensor,
+    targets: Tensor | None,
+    documents: Tensor | None,
+    per_token: bool,
+) -> Tensor:
+    """Negative log-likelihood in nats: the mean over scored positions, or each."""
+    if targets is None:
+        targets = tokens[:, 1:]
+        logits = logits[:, :-1]
+        if documents is not None:
+            real = documents[:, 1:] >= 0
+            within = documents[:, 1:] == documents[:, :-1]
+            targets = targets.masked_fill(~(real & within), IGNORED)
+    flat = logits.reshape(-1, logits.shape[-1])
+    loss = negative_log_likelihood(flat, targets.reshape(-1), per_token)
+    return loss.view(targets.shape) if per_token else loss

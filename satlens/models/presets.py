@@ -1,0 +1,143 @@
+"""Names of architectures and of whole models. Imports no torch.
+
+A *variant* is an architecture at the tiny scale, to be resized by keywords; a *preset* is a model
+of a stated size. ``satlens.build`` takes either.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+from satlens.config import (
+    AttnResStream,
+    GatedValueResidual,
+    ModelConfig,
+    NoValueResidual,
+    ResidualStream,
+    RoleDecoupledStream,
+    StaticValueResidual,
+    make,
+    to_dict,
+)
+from satlens.errors import ConfigError
+
+# -- architectures ---------------------------------------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "transformer": {},
+    "resformer": {"value_residual": StaticValueResidual()},
+    "resformer-identity": {"value_residual": StaticValueResidual(mode="identity")},
+    "resformer-learnable": {"value_residual": StaticValueResidual(mode="learnable")},
+    "satformer": {"value_residual": GatedValueResidual()},
+    "attnres": {"stream": AttnResStream()},
+    "attnres-full": {"stream": AttnResStream(block_size=1)},
+    "rd-attnres": {"stream": RoleDecoupledStream()},
+    "rd-attnres-tied": {"stream": RoleDecoupledStream(control="tied")},
+    "rd-attnres-average": {"stream": RoleDecoupledStream(control="average")},
+    "rd-attnres-frozen-v": {"stream": RoleDecoupledStream(control="frozen_v")},
+}
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+# SATFormer repository: head width 64, no GQA, qk-norm, tied, Llama-2's vocabulary.
+_SATFORMER_SCALES = {
+    "small": (768, 11, 12, 3072),
+    "medium": (1024, 18, 16, 4096),
+    "large": (1536, 19, 24, 6144),
+    "xl": (2048, 24, 32, 5632),
+}
+# RD-AttnRes paper (arXiv 2608.01075): FFN 5 d, tied, blocks of 4 layers.
+_RD_SCALES = {"s": (576, 16, 36), "m": (832, 24, 52)}
+
+
+def _satformer_scale(size: str, variant: str) -> dict[str, Any]:
+    d_model, n_layers, n_heads, d_mlp = _SATFORMER_SCALES[size]
+    return {
+        "d_model": d_model,
+        "n_layers": n_layers,
+        "n_heads": n_heads,
+        "d_mlp": d_mlp,
+        "d_vocab": 32_000,
+        "n_ctx": 4096,
+        "qk_norm": True,
+        "tied_embeddings": True,
+        "document_mask": False,
+        "init": "normal_0.02",
+        **VARIANTS[variant],
+    }
+
+
+def _rd_scale(size: str, stream: Any) -> dict[str, Any]:
+    d_model, n_layers, n_heads = _RD_SCALES[size]
+    return {
+        "d_model": d_model,
+        "n_layers": n_layers,
+        "n_heads": n_heads,
+        "d_mlp": 5 * d_model,
+        "d_vocab": 32_768,
+        "n_ctx": 1024,
+        "tied_embeddings": True,
+        "document_mask": False,
+        "init": "normal_0.02",
+        "stream": stream,
+    }
+
+
+def _presets() -> dict[str, dict[str, Any]]:
+    presets = {f"tiny-{name}": {**fields_} for name, fields_ in VARIANTS.items()}
+    for size in _SATFORMER_SCALES:
+        for variant in ("transformer", "resformer", "satformer"):
+            presets[f"{variant}-{size}"] = _satformer_scale(size, variant)
+    for size in _RD_SCALES:
+        presets[f"attnres-{size}"] = _rd_scale(size, AttnResStream(block_size=8))
+        for control in ("none", "tied", "average", "frozen_v"):
+            suffix = "" if control == "none" else f"-{control.replace('_', '-')}"
+            stream = RoleDecoupledStream(block_size=8, control=control)
+            presets[f"rd-attnres{suffix}-{size}"] = _rd_scale(size, stream)
+    return presets
+
+
+PRESETS = _presets()
+"""``tiny-*`` for CPUs; ``{transformer,resformer,satformer}-{small,medium,large,xl}`` and
+``{attnres,rd-attnres}-{s,m}`` at the papers' scales."""
+
+
+def config_for(name: str, **changes: Any) -> ModelConfig:
+    """The configuration of a variant or preset, with fields changed by keyword.
+
+    Fields of the value residual and of the stream may be given flat (``gate="tanh"``,
+    ``block_size=2``, ``control="tied"``). ``value_residual`` and ``stream`` also accept the name
+    of a variant to take that part from, so that they compose:
+    ``config_for("rd-attnres", value_residual="satformer")``.
+
+    Raises:
+        ConfigError: unknown name or field (with the nearest known one), impossible value.
+    """
+    key = name.replace("_", "-")
+    base = VARIANTS.get(key, PRESETS.get(key))
+    if base is None:
+        near = difflib.get_close_matches(key, [*VARIANTS, *PRESETS], n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ConfigError(f"{name}: no such variant or preset{hint}")
+    values = {k: v if isinstance(v, int | float | str) else to_dict(v) for k, v in base.items()}
+    for part, default in (("value_residual", NoValueResidual()), ("stream", ResidualStream())):
+        given = changes.pop(part, None)
+        if isinstance(given, str):
+            donor = VARIANTS.get(given.replace("_", "-"), {}).get(part)
+            if donor is None:
+                raise ConfigError(f"{part}: no variant {given!r} that has one")
+            given = donor
+        if given is not None:
+            values[part] = given if isinstance(given, dict) else to_dict(given)
+        values.setdefault(part, to_dict(default))
+    own = {f.name for f in fields(ModelConfig)}
+    for field, value in changes.items():
+        if field in own:
+            values[field] = value
+            continue
+        homes = [part for part in ("value_residual", "stream") if field in values[part]]
+        target = values[homes[0]] if homes and field != "kind" else values
+        target[field] = value
+    return make(ModelConfig, values, name)

@@ -1,0 +1,77 @@
+"""Access sites: where a later computation takes something from an earlier depth. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SourceKind = Literal["embedding", "block", "partial", "v_first"]
+EMBEDDING_INDEX = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One thing a site can take, typed by where it comes from."""
+
+    kind: SourceKind
+    """embedding; block: a completed sum of sublayers; partial: the running sum of the current
+    block; v_first: the first layer's values."""
+    first: int | None = None
+    """First sublayer in the sum (layer l: attention 2l, MLP 2l+1)."""
+    last: int | None = None
+    """Last sublayer in the sum."""
+
+    @property
+    def sublayers(self) -> tuple[int, ...]:
+        """The sublayers whose outputs it sums; the embedding is -1."""
+        if self.first is None or self.last is None:
+            return (EMBEDDING_INDEX,) if self.kind == "embedding" else ()
+        return tuple(range(self.first, self.last + 1))
+
+    @property
+    def label(self) -> str:
+        """Short name for tables and axes."""
+        if self.kind == "embedding":
+            return "embed"
+        if self.kind == "v_first":
+            return "V_1"
+        return f"{self.kind} {self.first}..{self.last}"
+
+
+EMBEDDING = Source(kind="embedding")
+V_FIRST = Source(kind="v_first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessSite:
+    """One place of access: its hook point carries the weights."""
+
+    hook: str
+    """Hook point of the weights: (B, T, n_heads) for gates, (B, T, len(sources)) for routes."""
+    kind: Literal["gate", "route"]
+    layer: int
+    """Layer that takes; n_layers for the output read."""
+    sublayer: Literal["attn", "mlp", "depth", "out"]
+    role: Literal["v", "qk", "q", "k", "r", "shared"]
+    """What the mixture feeds; shared feeds all of the sublayer."""
+    sources: tuple[Source, ...]
+    """In the order of the weights."""
+    support: Literal["simplex", "nonnegative", "signed"]
+    """simplex: the weights of a token are a distribution."""
+    per_token: bool
+    """False for static weights, shown as expanded views."""
+    base: Literal["none", "residual", "own"]
+    """none: the mixture is the read; residual or own: it is added to a stream or to the layer's
+    own value."""
+    n_heads: int = 1
+    """KV heads of a gate; 1 for routes."""
+
+    @property
+    def name(self) -> str:
+        """Short name, unique in the model: ``L3.attn.v`` is a gate, ``L3.attn.route_v`` a route."""
+        if self.sublayer == "out":
+            return "out"
+        role = self.role
+        if self.kind == "route":
+            role = "route" if role == "shared" else f"route_{role}"
+        return f"L{self.layer}.{self.sublayer}.{role}"
