@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import asdict, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass
 
 from satlens.errors import ConfigError
@@ -110,6 +110,17 @@ Stream = ResidualStream | AttnResStream | RoleDecoupledStream
 # -- the model ---------------------------------------------------------------------------------
 
 
+def _derived(value: Any, validate: Any) -> Any:
+    """Null stays null: ``__post_init__`` replaces it by a number."""
+    return value if value is None else validate(value)
+
+
+# Fields that may be given as null and are numbers once constructed.
+DerivedInt = Annotated[int, WrapValidator(_derived)]
+DerivedWidths = Annotated[int | tuple[int, ...], WrapValidator(_derived)]
+DERIVED = cast(Any, None)
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelConfig:
     """A decoder: the backbone shared by every variant and its two extension points.
@@ -128,11 +139,11 @@ class ModelConfig:
     """Width of the stream."""
     n_heads: int = 4
     """Query heads."""
-    n_key_value_heads: int | None = None
+    n_key_value_heads: DerivedInt = DERIVED
     """Key/value heads; null means as many as query heads."""
-    d_head: int | None = None
+    d_head: DerivedInt = DERIVED
     """Head width; null means d_model / n_heads."""
-    d_mlp: int | tuple[int, ...] | None = None
+    d_mlp: DerivedWidths = DERIVED
     """MLP width, one for all layers or one each (0 is legal: that MLP adds nothing); null means
     8/3 d_model rounded up to a multiple of 32."""
     qk_norm: bool = False
@@ -221,16 +232,17 @@ class ModelConfig:
 
     def d_mlp_of(self, layer: int) -> int:
         """MLP width of one layer."""
-        return self.d_mlp[layer] if isinstance(self.d_mlp, tuple) else int(self.d_mlp or 0)
+        return self.d_mlp[layer] if isinstance(self.d_mlp, tuple) else self.d_mlp
 
     @property
     def value_layers(self) -> tuple[int, ...]:
         """Layers whose values are mixed with V_1 (empty without a value residual)."""
         if isinstance(self.value_residual, NoValueResidual):
             return ()
-        if getattr(self.value_residual, "mode", None) == "sparse":
-            return tuple(sorted(set(self.value_residual.layers)))
-        k = self.value_residual.last_k
+        residual = self.value_residual
+        if isinstance(residual, StaticValueResidual) and residual.mode == "sparse":
+            return tuple(sorted(set(residual.layers)))
+        k = residual.last_k
         first = 1 if k is None else max(1, self.n_layers - k)
         return tuple(range(first, self.n_layers))
 

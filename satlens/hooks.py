@@ -198,7 +198,8 @@ class SatlensCache(ActivationCache):
         return sum(t.numel() * t.element_size() for t in self.cache_dict.values())
 
     def _needs_residual(self, what: str) -> None:
-        kind = self.model.cfg.stream.kind
+        cfg: Any = self.model.cfg
+        kind = cfg.stream.kind
         if kind != "residual":
             raise HookError(
                 f"{what}: a {kind} stream has no single residual, so its parts do not sum to one; "

@@ -128,7 +128,7 @@ class Attention(nn.Module):
         else:
             products = [(reads.q, widths[:1]), (reads.k, widths[1:2]), (reads.v, widths[2:])]
         rows = [sum(parts) for _, parts in products]
-        weights = weight.split(rows)
+        weights = weight.split(rows) if len(rows) > 1 else (weight,)
         biases = [None] * len(rows) if bias is None else bias.split(rows)
         q, k, v, *gate_pre = (
             part

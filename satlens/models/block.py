@@ -14,7 +14,7 @@ from transformer_lens.hook_points import HookPoint
 
 from satlens.config import ModelConfig
 from satlens.models.attention import Attention, ForwardContext, Reads
-from satlens.models.layers import MLP, RMSNorm
+from satlens.models.layers import MLP, RMSNorm, heads_first
 from satlens.models.sites import AccessSite
 
 State = Any  # a NamedTuple of tensors, one class a stream
@@ -50,6 +50,9 @@ class Block(nn.Module):
         """State and V_1 before the layer -> after it."""
         state, reads = self.read_attn(state, context)
         projected = self.attn.project(reads)
+        if self.keeps_v_first:
+            # Every later layer reads V_1: compact, not as a slice of the wide projection.
+            projected = projected._replace(v=heads_first(projected.v))
         attn_out = self.attn(projected, v_first, context)
         state = self.write_attn(state, self.hook_attn_out(attn_out))
         state, x = self.read_mlp(state, context)

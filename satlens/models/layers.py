@@ -56,6 +56,11 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def heads_first(x: Tensor) -> Tensor:
+    """(B, T, H, E) with the memory layout (B, H, T, E), which attention and mixing want."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 # -- RMSNorm ------------------------------------------------------------------------------------
 
 

@@ -121,7 +121,9 @@ def config_for(name: str, **changes: Any) -> ModelConfig:
         near = difflib.get_close_matches(key, [*VARIANTS, *PRESETS], n=3)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise ConfigError(f"{name}: no such variant or preset{hint}")
-    values = {k: v if isinstance(v, int | float | str) else to_dict(v) for k, v in base.items()}
+    values: dict[str, Any] = {
+        k: v if isinstance(v, int | float | str) else to_dict(v) for k, v in base.items()
+    }
     for part, default in (("value_residual", NoValueResidual()), ("stream", ResidualStream())):
         given = changes.pop(part, None)
         if isinstance(given, str):

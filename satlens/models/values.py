@@ -121,8 +121,9 @@ def make_values(cfg: ModelConfig, layer: int) -> StaticValues | GatedValues | No
 
 def value_sites(cfg: ModelConfig) -> list[AccessSite]:
     """One gate site a mixing layer; static weights are one number for all heads and tokens."""
-    gated = isinstance(cfg.value_residual, GatedValueResidual)
-    signed = gated and cfg.value_residual.gate in ("tanh", "identity")
+    residual = cfg.value_residual
+    gated = isinstance(residual, GatedValueResidual)
+    signed = not isinstance(residual, GatedValueResidual) or residual.gate in ("tanh", "identity")
     return [
         AccessSite(
             hook=f"blocks.{layer}.attn.hook_v_gate",
@@ -131,7 +132,7 @@ def value_sites(cfg: ModelConfig) -> list[AccessSite]:
             sublayer="attn",
             role="v",
             sources=(V_FIRST,),
-            support="nonnegative" if gated and not signed else "signed",
+            support="signed" if signed else "nonnegative",
             per_token=gated,
             base="own",
             n_heads=cfg.n_key_value_heads,

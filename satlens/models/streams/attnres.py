@@ -178,9 +178,7 @@ def shared_read(
     return read.fused(state, scales, norm)[0]
 
 
-def _must_be_explicit(
-    read: DepthRead, norm: RMSNorm, *points: ReadPoints, eager: bool
-) -> bool:
+def _must_be_explicit(read: DepthRead, norm: RMSNorm, *points: ReadPoints, eager: bool) -> bool:
     return (
         eager
         or read.bias is not None

@@ -1,0 +1,1 @@
+"""Corpora, tokenizers, shards, evaluation windows, training batches and tags."""

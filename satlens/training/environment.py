@@ -1,0 +1,90 @@
+"""Where a run happens: what run.json records of it, and torch's settings for its duration."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import satlens
+from satlens.config import ModelConfig, TrainConfig, to_dict
+from satlens.data.dataset import PreparedDataset
+from satlens.data.windows import Windows
+from satlens.training.plan import Plan
+
+
+def run_record(
+    model_cfg: ModelConfig,
+    train_cfg: TrainConfig,
+    dataset: PreparedDataset,
+    windows: Windows,
+    made: Plan,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Content of run.json."""
+    cuda = device.type == "cuda"
+    return {
+        "model": to_dict(model_cfg),
+        "train": to_dict(train_cfg),
+        "data": {"sha256": dataset.sha256, "tokenizer": dataset.fingerprint},
+        "evaluation": {
+            "sha256": windows.sha256,
+            "n_documents": windows.n_documents,
+            "n_tokens": windows.n_tokens,
+        },
+        "device": device.type,
+        "plan": {"n_steps": made.n_steps, "tokens_per_step": made.tokens_per_step},
+        "environment": {
+            **code_identity(),
+            "n_threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name(device)
+            if cuda
+            else torch.backends.cpu.get_cpu_capability(),
+        },
+    }
+
+
+@cache
+def code_identity() -> dict[str, str]:
+    """Versions, and the SHA-256 over the sources that a trained weight depends on."""
+    package = Path(__file__).parents[1]
+    parts = [package / "config.py", package / "hooks.py"]
+    for name in ("data", "models", "training"):
+        parts += (package / name).rglob("*.py")
+    digest = hashlib.sha256()
+    for file in sorted(parts):
+        digest.update(f"{file.relative_to(package).as_posix()}\n".encode())
+        digest.update(file.read_bytes())
+    return {
+        "satlens": satlens.__version__,
+        "torch": str(torch.__version__),
+        "code_sha256": digest.hexdigest(),
+    }
+
+
+@contextmanager
+def torch_settings(cfg: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Threads and deterministic kernels as the config says, and as before at the end."""
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if cfg.n_threads is not None:
+        torch.set_num_threads(cfg.n_threads)
+    if cfg.deterministic and device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        # Filling fresh memory finds bugs, costs time and changes no result.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
