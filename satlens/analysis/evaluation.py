@@ -1,0 +1,153 @@
+"""Negative log-likelihood and perplexity of a model, per document, by the one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from satlens.analysis.accumulators import Accumulator, GroupSums
+from satlens.analysis.inputs import (
+    interval_columns,
+    interval_summary,
+    open_windows,
+    opened,
+    provenance_of,
+    tokenizer_of,
+)
+from satlens.analysis.result import Result
+from satlens.analysis.stats import N_RESAMPLES, group_of, pool_clusters, ratio_interval
+from satlens.analysis.stream import Observed, Progress, Transform, run
+from satlens.data.windows import IGNORE, Windows
+from satlens.models.decoder import Decoder
+
+
+class Losses:
+    """Summed loss and number of scored tokens of each document."""
+
+    needs_nll = True
+
+    def __init__(self, n_documents: int) -> None:
+        self.hooks: dict[str, Transform | None] = {}
+        self.sums = GroupSums(n_documents, {"nll": (), "n": ()})
+        self.accumulators: Mapping[str, Accumulator] = {"sums": self.sums}
+        self.identity: dict[str, Any] = {"reducer": "losses", "documents": n_documents}
+
+    def update(self, seen: Observed) -> None:
+        """Add one batch."""
+        assert seen.nll is not None
+        self.sums.add(
+            seen.batch.document.cpu().numpy(),
+            nll=seen.nll.double().sum(1),
+            n=(seen.batch.targets != IGNORE).sum(1),
+        )
+
+
+def document_losses(
+    model: Decoder,
+    windows: Windows,
+    *,
+    progress: Progress | None = None,
+    resume_dir: str | Path | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Summed negative log-likelihood in nats and number of scored tokens, (n_documents,) each."""
+    losses = Losses(windows.n_documents)
+    run(model, windows, [losses], progress=progress, resume_dir=resume_dir, label="evaluation")
+    return losses.sums["nll"], losses.sums["n"]
+
+
+def grouped(values: np.ndarray) -> np.ndarray:
+    """Sums per document (n, ...) as sums per document group (G, ...)."""
+    groups = group_of(np.arange(len(values)), len(values))
+    total = np.zeros((groups.max() + 1, *values.shape[1:]))
+    np.add.at(total, groups, values)
+    return total
+
+
+def evaluate(
+    model: Decoder,
+    data: Any,
+    *,
+    split: str = "test",
+    batch_size: int = 8,
+    max_documents: int | None = None,
+    max_tokens_per_document: int | None = None,
+    n_resamples: int = N_RESAMPLES,
+    seed: int = 0,
+    progress: Progress | None = None,
+    resume_dir: str | Path | None = None,
+) -> Result:
+    """Mean negative log-likelihood (nats a token) and perplexity, of each document and of all.
+
+    Args:
+        data: a token tensor, a text, documents, a path or a prepared dataset.
+        split: of prepared data.
+        n_resamples, seed: of the bootstrap over documents.
+        resume_dir: where a killed evaluation continues from.
+
+    Returns:
+        ``evaluation``: one row a document with ``nll, perplexity``; the summary has both for the
+        whole data with intervals over documents, and over clusters where the data has some.
+
+    Raises:
+        DataError: bad data, or data of another tokenizer.
+    """
+    data = opened(data)
+    windows = open_windows(
+        model,
+        data,
+        split=split,
+        batch_size=batch_size,
+        max_documents=max_documents,
+        max_tokens_per_document=max_tokens_per_document,
+    )
+    nll, n = document_losses(model, windows, progress=progress, resume_dir=resume_dir)
+    scored = n > 0
+    mean = np.divide(nll, n, out=np.full(len(n), np.nan), where=scored)
+    table = pd.DataFrame(
+        {
+            "document": [document.id for document in windows.documents],
+            "cluster": [document.cluster or "" for document in windows.documents],
+            "nll": mean,
+            "perplexity": np.exp(mean),
+            "n_documents": 1,
+            "n_tokens": n,
+            "flags": np.where(scored, "", "no_targets"),
+        }
+    )
+    return Result(
+        name="evaluation",
+        table=table,
+        provenance=provenance_of(
+            model, windows, split=split, seed=seed, tokenizer=tokenizer_of(model, data)
+        ),
+        summary=_summary(windows, nll, n, n_resamples, seed),
+        notes=["Every token but the first of each document is scored once, in nats."],
+    )
+
+
+def _summary(
+    windows: Windows, nll: np.ndarray, n: np.ndarray, n_resamples: int, seed: int
+) -> dict[str, Any]:
+    options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
+    over_documents = ratio_interval(grouped(nll), grouped(n), **options)
+    columns = interval_columns("nll", over_documents)
+    summary: dict[str, Any] = {
+        "nll": interval_summary(over_documents),
+        "perplexity": {
+            key: float(np.exp(columns[name][0]))
+            for key, name in (("estimate", "nll"), ("low", "nll_low"), ("high", "nll_high"))
+        },
+        "interval": over_documents.protocol(),
+        "n_documents": windows.n_documents,
+        "n_tokens": int(n.sum()),
+    }
+    labels = [document.cluster for document in windows.documents]
+    if all(label is not None for label in labels):
+        pooled = ratio_interval(*pool_clusters(labels, nll, n), **options)
+        summary["nll_over_clusters"] = interval_summary(pooled)
+        summary["n_clusters"] = len(set(labels))
+    return summary

@@ -1,0 +1,52 @@
+"""One figure for each kind of result, composed of the pictures of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from satlens.errors import AnalysisError
+from satlens.plotting.figures_ablation import ablation_figure
+from satlens.plotting.figures_arms import comparison_figure, curves_figure, evaluation_figure
+from satlens.plotting.figures_categories import categories_figure, contrasts_figure
+from satlens.plotting.figures_divergence import divergence_figure
+from satlens.plotting.figures_sites import route_weights_figure, sparsity_figure
+from satlens.plotting.style import Frame, Parts
+
+Maker = Callable[[Frame, Mapping[str, Any], Parts], Figure]
+
+FIGURES: dict[str, Maker] = {
+    "sparsity": sparsity_figure,
+    "route_weights": route_weights_figure,
+    "categories": categories_figure,
+    "categories_contrasts": contrasts_figure,
+    "divergence": divergence_figure,
+    "ablation": ablation_figure,
+    "comparison": comparison_figure,
+    "curves": curves_figure,
+    "evaluation": evaluation_figure,
+}
+"""By name of the result; each maker takes the table, the summary and the tables of the parts."""
+
+
+def figure_for(
+    result_name: str,
+    table: Frame,
+    summary: Mapping[str, Any] | None = None,
+    parts: Parts | None = None,
+) -> Figure:
+    """The figure of a result, drawn from its table (and the labels in its summary) alone.
+
+    Args:
+        parts: tables that belong to the result, by name, for the pictures that use them.
+
+    Raises:
+        AnalysisError: no figure is known for a result of this name.
+    """
+    maker = FIGURES.get(result_name)
+    if maker is None:
+        known = ", ".join(FIGURES)
+        raise AnalysisError(f"result {result_name!r}: no figure is known; there are {known}")
+    return maker(table, summary or {}, parts or {})

@@ -1,0 +1,284 @@
+"""Every statistic of gates and routes against a straight computation from the cache in fp64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from planted import blank, documents, tags_of, tiny, token_class
+from scipy.spatial.distance import jensenshannon
+
+from satlens.analysis.categories import categories
+from satlens.analysis.coding import frequency_bands
+from satlens.analysis.divergence import divergence
+from satlens.analysis.inputs import open_windows
+from satlens.analysis.result import Result
+from satlens.analysis.sparsity import sparsity
+from satlens.errors import AnalysisError
+from satlens.models.decoder import Decoder
+
+FAST = {"n_resamples": 99}
+N_CTX = 16
+
+
+@pytest.fixture(scope="module")
+def docs():
+    return documents(d_vocab=32)
+
+
+@torch.no_grad()
+def cached(model, docs, hooks):
+    """Hook -> (tokens, width) over the counted tokens of all documents, one window at a time."""
+    rows = {hook: [] for hook in hooks}
+    for document in docs:
+        for start in range(0, len(document.tokens) - 1, N_CTX):
+            piece = torch.from_numpy(document.tokens[start : start + N_CTX + 1][:-1])[None]
+            _, cache = model.run_with_cache(piece, names_filter=list(hooks))
+            for hook in hooks:
+                rows[hook].append(cache[hook][0, 1:].double().numpy())
+    return {hook: np.concatenate(parts) for hook, parts in rows.items()}
+
+
+def gate_statistics(model, docs):
+    """(layer, head) -> statistics by name."""
+    gates = [site for site in model.sites if site.kind == "gate"]
+    hooks = ["hook_v_first"]
+    for site in gates:
+        at = site.hook.removesuffix("hook_v_gate")
+        hooks += [site.hook, f"{at}hook_v", f"{at}hook_v_scale"]
+    found = cached(model, docs, hooks)
+    out = {}
+    for site in gates:
+        at = site.hook.removesuffix("hook_v_gate")
+        for head in range(site.n_heads):
+            x = found[site.hook][:, head]
+            first = np.abs(x) * np.linalg.norm(found["hook_v_first"][:, head], axis=-1)
+            own = np.linalg.norm(found[f"{at}hook_v"][:, head], axis=-1)
+            own = own * np.abs(found[f"{at}hook_v_scale"][:, head])
+            size, root = np.abs(x), math.sqrt(len(x))
+            out[site.layer, head] = {
+                "zero_fraction": np.mean(x == 0),
+                "open_fraction": np.mean(x != 0),
+                "below_0.05": np.mean(size < 0.05),
+                "mean": x.mean(),
+                "mean_open": x[x != 0].mean(),
+                "hoyer": (root - size.sum() / np.linalg.norm(x)) / (root - 1),
+                "norm_share": np.mean(first / (first + own)),
+            }
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("satformer", {}),
+        ("satformer", {"gate": "tanh", "bias": True, "last_k": 1}),
+        ("satformer", {"gate": "softmax_sigmoid"}),
+        ("resformer", {}),
+        ("rd-attnres", {"value_residual": "satformer"}),
+    ],
+)
+def test_gates_against_the_cache(docs, name, fields):
+    model = tiny(name, **fields)
+    table = sparsity(model, docs, **FAST).table
+    table = table[table["kind"] == "gate"].set_index(["layer", "head"])
+    fresh = Decoder(model.cfg, seed=0)
+    for suffix, source in (("", model), ("_init", fresh)):
+        for cell, expected in gate_statistics(source, docs).items():
+            for stat, value in expected.items():
+                found = table[f"{stat}{suffix}"][cell]
+                assert found == pytest.approx(value, rel=1e-5, abs=1e-9), (cell, stat)
+
+
+def test_gate_summary_against_the_cache(docs):
+    model = tiny("satformer")
+    result = sparsity(model, docs, **FAST)
+    gates = [site.hook for site in model.sites]
+    x = np.stack(list(cached(model, docs, gates).values()))  # (layers, tokens, heads)
+    summary = result.summary["gates"]
+    total = x.var() * x.size
+    layers = ((x.mean((1, 2)) - x.mean()) ** 2).sum() * x[0].size
+    heads = ((x.mean(1) - x.mean((1, 2))[:, None]) ** 2).sum() * x.shape[1]
+    assert summary["variance_shares"]["layers"] == pytest.approx(layers / total, rel=1e-4)
+    assert summary["variance_shares"]["heads"] == pytest.approx(heads / total, rel=1e-4)
+    assert sum(summary["variance_shares"].values()) == pytest.approx(1)
+    assert summary["overall"]["zero_fraction"]["estimate"] == pytest.approx(np.mean(x == 0))
+    n_windows = sum(-(-(len(d.tokens) - 1) // N_CTX) for d in docs)
+    assert summary["first_token"]["n"] == n_windows * x.shape[0] * x.shape[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("attnres", {"block_size": 2}), ("rd-attnres", {"block_size": 3}), ("attnres-full", {})],
+)
+def test_routes_against_the_cache(docs, name, fields):
+    model = tiny(name, **fields)
+    result = sparsity(model, docs, **FAST)
+    table = result.table.set_index("site")
+    weights = result.part("route_weights").table.set_index(["site", "source"])
+    found = cached(model, docs, [site.hook for site in model.sites])
+    for site in model.sites:
+        w = found[site.hook]
+        row = table.loc[site.name]
+        entropy = -np.sum(np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0), axis=1)
+        assert row["effective_sources"] == pytest.approx(np.exp(entropy).mean(), rel=1e-5)
+        if len(site.sources) > 1:
+            normalised = entropy.mean() / math.log(len(site.sources))
+            assert row["normalised_entropy"] == pytest.approx(normalised, rel=1e-5)
+            assert row["token_variance"] == pytest.approx(w.var(0).sum(), rel=1e-4, abs=1e-9)
+        else:
+            assert np.isnan(row["normalised_entropy"])
+            assert "single_source" in row["flags"]
+        reader = {"attn": 2 * site.layer, "mlp": 2 * site.layer + 1}
+        at = reader.get(site.sublayer, 2 * model.cfg.n_layers)
+        distance = 0.0
+        for source, mean in zip(site.sources, w.mean(0), strict=True):
+            assert weights["weight"][site.name, source.label] == pytest.approx(mean, rel=1e-5)
+            distance += mean * (at - np.mean(source.sublayers))
+        assert row["depth_distance"] == pytest.approx(distance, rel=1e-5)
+        for family, kind in (("embedding", "embedding"), ("blocks", "block")):
+            mass = sum(m for s, m in zip(site.sources, w.mean(0), strict=True) if s.kind == kind)
+            if any(s.kind == kind for s in site.sources):
+                assert row[f"mass_{family}"] == pytest.approx(mass, rel=1e-5)
+    several = [site.name for site in model.sites if len(site.sources) > 1]
+    assert table.loc[several, "normalised_entropy_init"].to_numpy() == pytest.approx(1)
+
+
+def test_divergence_against_scipy(docs):
+    model = tiny("rd-attnres", block_size=2)
+    table = divergence(model, docs, **FAST).table.set_index("layer")
+    hooks = [f"blocks.{layer}.hook_route_{role}" for layer in range(3) for role in ("qk", "v")]
+    found = cached(model, docs, hooks)
+    for layer in range(3):
+        p, q = (found[f"blocks.{layer}.hook_route_{role}"] for role in ("qk", "v"))
+        token = np.mean(jensenshannon(p, q, axis=1) ** 2)
+        mean = jensenshannon(p.mean(0), q.mean(0)) ** 2
+        assert table["js_token"][layer] == pytest.approx(np.nan_to_num(token), rel=1e-5, abs=1e-9)
+        assert table["js_mean"][layer] == pytest.approx(mean, rel=1e-4, abs=1e-9)
+
+
+def test_divergence_between_checkpoints(docs):
+    model, other = tiny("attnres"), tiny("attnres", seed=9)
+    table = divergence(model, docs, other=other, **FAST).table.set_index("site")
+    hook = model.sites[5].hook
+    p, q = (cached(m, docs, [hook])[hook] for m in (model, other))
+    token = np.mean(jensenshannon(p, q, axis=1) ** 2)
+    assert table["js_token"][model.sites[5].name] == pytest.approx(token, rel=1e-5)
+    same = divergence(model, docs, other=model, **FAST).table
+    assert (same["js_token"] == 0).all()
+    assert (same["js_mean"] == 0).all()
+    with pytest.raises(AnalysisError, match="other"):
+        divergence(model, docs, other=tiny("attnres", block_size=2))
+
+
+def test_closed_rows_are_counted_and_never_numbers(docs):
+    """A hook that takes away all mass of a route at some tokens."""
+    model = tiny("rd-attnres")
+
+    def close(route, hook):
+        route = route.clone()
+        route[:, ::2] = 0.0
+        return route
+
+    model.add_hook("blocks.2.hook_route_v", close)
+    table = divergence(model, docs, baseline=False, **FAST).table.set_index("layer")
+    n = table["n_tokens"][1]
+    assert table["n_undefined"][2] > 0
+    assert table["n_tokens"][2] + table["n_undefined"][2] == n
+    assert np.isfinite(table["js_token"][2])
+
+
+def test_categories_against_the_cache(docs):
+    model = tiny("rd-attnres", value_residual="satformer")
+    tags = tags_of(docs)
+    result = categories(model, docs, tags=tags, **FAST)
+    table = result.table
+    kinds = np.concatenate(
+        [token_class(d.tokens[:-1])[np.arange(len(d.tokens) - 1) % N_CTX != 0] for d in docs]
+    )
+    unit = np.concatenate(
+        [np.full(np.sum(np.arange(len(d.tokens) - 1) % N_CTX != 0), k) for k, d in enumerate(docs)]
+    )
+    found = cached(model, docs, [site.hook for site in model.sites])
+    contrasts = result.part("categories_contrasts").table.set_index("site")
+    for site in model.sites:
+        for head in range(site.n_heads if site.kind == "gate" else 1):
+            x = found[site.hook][:, head]
+            rows = table[table["site"] == site.name]
+            if site.kind == "gate":
+                rows = rows[rows["head"] == head]
+            rows = rows.set_index("category")
+            for code, name in enumerate(("semantic", "functional")):
+                assert rows["mean"][name] == pytest.approx(x[kinds == code].mean(), rel=1e-5)
+                open_ = np.mean(x[kinds == code] != 0)
+                assert rows["open_fraction"][name] == pytest.approx(open_, rel=1e-9)
+            row = contrasts.loc[[site.name]].iloc[head]
+            a, b = x[kinds == 0], x[kinds == 1]
+            assert row["delta"] == pytest.approx(a.mean() - b.mean(), rel=1e-4, abs=1e-7)
+            within = [
+                x[(kinds == 0) & (unit == k)].mean() - x[(kinds == 1) & (unit == k)].mean()
+                for k in range(len(docs))
+            ]
+            assert row["delta_document"] == pytest.approx(np.mean(within), rel=1e-4, abs=1e-7)
+            signs = np.sign(a[:, None] - b[None, :]).mean()
+            # Values that share a histogram bin count as ties.
+            assert row["cliffs_delta"] == pytest.approx(signs, abs=0.02)
+
+
+def test_controlled_contrast_sees_through_a_confounder(docs):
+    """A gate that opens by frequency band alone differs between categories only through it."""
+    rng = np.random.default_rng(2)
+    # Even tokens are mostly rare and odd ones mostly frequent, but each band has both.
+    frequency = np.tile([1.0, 9.0, 4.0, 12.0], 4)
+    frequency[[0, 4]] = 30.0
+    texts = [
+        d._replace(tokens=rng.choice(16, size=300, p=frequency / frequency.sum())) for d in docs
+    ]
+    model = blank("satformer", n_layers=2, d_model=8, n_heads=2, d_vocab=16, n_ctx=N_CTX)
+    bands = frequency_bands(open_windows(model, texts))
+    with torch.no_grad():
+        for document, codes in zip(texts, bands.codes, strict=True):
+            frequent = torch.from_numpy((codes >= 3).astype(np.float32))
+            model.embed.weight[document.tokens, 2] = frequent * 4.0
+        model.blocks[1].attn.values.alpha.weight[:, 2] = 1.0
+    result = categories(model, texts, tags=tags_of(texts), **FAST)
+    row = result.part("categories_contrasts").table.iloc[0]
+    assert abs(row["delta"]) > 0.05
+    assert row["delta_controlled"] == pytest.approx(0, abs=1e-7)
+    assert 0 < result.summary["contrast"]["common_support"]["first"] <= 1
+
+
+@pytest.mark.parametrize("by", ["upos", "subword", "frequency", "position", "tag"])
+def test_breakdowns_conserve_tokens(docs, by):
+    result = categories(tiny("satformer"), docs, tags=tags_of(docs), by=by, **FAST)
+    n_counted = sum(int(np.sum(np.arange(len(d.tokens) - 1) % N_CTX != 0)) for d in docs)
+    assert sum(row["n"] for row in result.summary["tokens"].values()) == n_counted
+    assert not result.parts
+
+
+def test_refusals(docs):
+    plain = tiny("transformer")
+    for analysis in (sparsity, categories, divergence):
+        with pytest.raises(AnalysisError, match=r"this model \(transformer\) has no"):
+            analysis(plain, docs)
+    with pytest.raises(AnalysisError, match="two routes over the same sources"):
+        divergence(tiny("attnres"), docs)
+    with pytest.raises(AnalysisError, match="not one of"):
+        categories(tiny("satformer"), docs, tags=tags_of(docs), by="genre")
+    with pytest.raises(AnalysisError, match="other documents"):
+        categories(tiny("satformer"), docs, tags=tags_of(docs[1:]))
+
+
+def test_results_are_saved_with_their_parts(docs, tmp_path):
+    result = categories(tiny("satformer"), docs, tags=tags_of(docs), **FAST)
+    result.save(tmp_path, figures=False)
+    loaded = Result.load(tmp_path, "categories")
+    assert loaded.table.equals(result.table)
+    part = loaded.part("categories_contrasts")
+    assert part.table.equals(result.part("categories_contrasts").table)
+    assert part.provenance["tagger"] == {"name": "planted", "version": "1"}
+    assert (tmp_path / "categories_contrasts.csv").exists()
+    for column in ("delta", "cliffs_delta", "p", "p_adjusted"):
+        assert column in part.table

@@ -1,0 +1,270 @@
+"""Realistic result tables and summaries without models: drawn numbers, the columns of ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+N_DOCUMENTS = 48
+ARMS = ("transformer", "resformer", "satformer", "attnres", "rd-attnres")
+
+
+def counted(table: pd.DataFrame, flags: str = "") -> pd.DataFrame:
+    return table.assign(n_documents=N_DOCUMENTS, n_tokens=73_000, flags=flags)
+
+
+def with_ends(table: pd.DataFrame, stat: str, half: float | np.ndarray) -> pd.DataFrame:
+    ends = {f"{stat}_low": table[stat] - half, f"{stat}_high": table[stat] + half}
+    return table.assign(**ends)
+
+
+def cell(estimate: float, half: float = 0.01, flags: str = "") -> dict:
+    return {"estimate": estimate, "low": estimate - half, "high": estimate + half, "flags": flags}
+
+
+# -- gates and routes ------------------------------------------------------------------------------
+
+
+def gate_cells(n_layers: int, n_heads: int) -> pd.DataFrame:
+    layers = np.repeat(np.arange(1, n_layers), n_heads)
+    return pd.DataFrame(
+        {
+            "site": [f"L{layer}.attn.v" for layer in layers],
+            "layer": layers,
+            "sublayer": "attn",
+            "role": "v",
+            "head": np.tile(np.arange(n_heads), n_layers - 1),
+            "kind": "gate",
+        }
+    )
+
+
+def gates(n_layers: int = 8, n_heads: int = 4, n_dead: int = 2, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    table = gate_cells(n_layers, n_heads)
+    n = len(table)
+    table["zero_fraction"] = np.clip(0.55 + 0.15 * rng.standard_normal(n), 0.02, 0.98)
+    table["mean"] = 0.15 + 0.07 * table["layer"] + 0.1 * rng.random(n)
+    table["dead"] = np.arange(n) < n_dead
+    table.loc[table["dead"], ["zero_fraction", "mean"]] = [1.0, 0.0]
+    table["open_fraction"] = 1 - table["zero_fraction"]
+    table["norm_share"] = table["mean"] / (1 + table["mean"])
+    for stat in ("zero_fraction", "open_fraction", "mean", "norm_share"):
+        table = with_ends(table, stat, np.where(table["dead"], 0, 0.01))
+        table[f"{stat}_init"] = 0.5 if "fraction" in stat else 0.2
+    return counted(table)
+
+
+def gate_summary(table: pd.DataFrame, zero: float = 0.56, init: float = 0.5) -> dict:
+    dead = table[table["dead"]]
+    return {
+        "gates": {
+            "overall": {
+                "zero_fraction": cell(zero),
+                "mean": cell(0.4, 0.02),
+                "norm_share": cell(0.2),
+            },
+            "overall_init": {"zero_fraction": init, "mean": 0.2},
+            "n_heads": len(table),
+            "n_dead": len(dead),
+            "n_dead_init": 0,
+            "dead_heads": [[int(r["layer"]), int(r["head"])] for _, r in dead.iterrows()],
+            "share_of_zeros_in_dead_heads": 0.13,
+            "variance_shares": {"layers": 0.1, "heads": 0.3, "tokens": 0.6},
+            "variance_shares_init": {"layers": 0.0, "heads": 0.1, "tokens": 0.9},
+            "static": False,
+        }
+    }
+
+
+def sources(sublayer: int, block: int = 4) -> list[str]:
+    """Source labels of the read before ``sublayer``."""
+    names = ["embed"]
+    names += [f"block {b * block}..{b * block + block - 1}" for b in range(sublayer // block)]
+    if sublayer % block:
+        names.append(f"partial {sublayer - sublayer % block}..{sublayer - 1}")
+    return names
+
+
+def reads(n_layers: int, decoupled: bool) -> list[tuple]:
+    found = []
+    for layer in range(n_layers):
+        for role in ("qk", "v") if decoupled else ("shared",):
+            found.append((f"L{layer}.attn.{role}", layer, "attn", role, 2 * layer))
+        found.append((f"L{layer}.mlp.shared", layer, "mlp", "shared", 2 * layer + 1))
+    return [*found, ("out", n_layers, "out", "shared", 2 * n_layers)]
+
+
+def route_weights(n_layers: int = 8, decoupled: bool = True, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for *place, at in reads(n_layers, decoupled):
+        names = sources(at)
+        mass = rng.dirichlet(np.linspace(3, 1, len(names)))
+        rows += [(*place, name, share) for name, share in zip(names, mass, strict=True)]
+    columns = ["site", "layer", "sublayer", "role", "source", "weight"]
+    return counted(with_ends(pd.DataFrame(rows, columns=columns), "weight", 0.01))
+
+
+def routes(weights: pd.DataFrame) -> pd.DataFrame:
+    """The table of reads that belongs to the weights of their sources."""
+    rows = []
+    for site, part in weights.groupby("site", sort=False):
+        first, w = part.iloc[0], part["weight"].to_numpy()
+        rows.append(
+            {
+                **{key: first[key] for key in ("site", "layer", "sublayer", "role")},
+                "head": np.nan,
+                "kind": "route",
+                "n_sources": len(part),
+                "mass_embedding": w[0],
+                "effective_sources": np.exp(-(w * np.log(w)).sum()),
+                "mass_embedding_init": 1 / len(part),
+                "effective_sources_init": float(len(part)),
+            }
+        )
+        assert site == first["site"]
+    table = with_ends(
+        with_ends(pd.DataFrame(rows), "mass_embedding", 0.01), "effective_sources", 0.1
+    )
+    return counted(table)
+
+
+def route_summary(entropy: float = 0.8) -> dict:
+    return {
+        "routes": {
+            "overall": {
+                "normalised_entropy": cell(entropy),
+                "effective_sources": cell(2.2, 0.1),
+                "mass_embedding": cell(0.4),
+                "mass_blocks": cell(0.4),
+                "mass_partial": cell(0.3),
+            },
+            "n_undefined": 0,
+            "variance_shares_of_embedding_weight": {"sites": 0.7, "tokens": 0.3},
+        }
+    }
+
+
+# -- categories, divergence, ablation --------------------------------------------------------------
+
+
+def categories(cells: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    names = ("semantic", "functional", "structural", "none")
+    table = cells.loc[cells.index.repeat(len(names))].reset_index(drop=True)
+    table["category"] = np.tile(names, len(cells))
+    table["mean"] = np.where(table["category"] == "none", np.nan, rng.random(len(table)))
+    return counted(with_ends(table, "mean", 0.02))
+
+
+def contrasts(cells: pd.DataFrame, delta: np.ndarray, controlled: np.ndarray) -> pd.DataFrame:
+    """Contrasts whose intervals are 0.05 wide on each side; p follows from them."""
+    table = cells.assign(contrast="semantic - functional")
+    for suffix, values in (("", delta), ("_controlled", controlled)):
+        table[f"delta{suffix}"] = table[f"delta_document{suffix}"] = values
+        table = with_ends(table, f"delta{suffix}", 0.05)
+        table[f"p{suffix}_adjusted"] = np.where(np.abs(values) > 0.05, 0.001, 0.6)
+        table[f"p{suffix}_min"] = 0.0001
+    return counted(table.assign(cliffs_delta=np.sign(delta) * 0.1))
+
+
+def divergence(n_layers: int = 8, level: float = 0.2) -> pd.DataFrame:
+    layers = np.arange(n_layers)
+    table = pd.DataFrame(
+        {
+            "site": [f"L{layer}.attn" for layer in layers],
+            "layer": layers,
+            "sublayer": "attn",
+            "role": "qk|v",
+            "base": "e",
+            "js_token": np.where(layers > 0, level * (1 + layers / n_layers), 0.0),
+            "js_mean": np.where(layers > 0, level * 0.3, 0.0),
+            "js_token_init": 0.0,
+            "n_sources": np.where(layers > 0, 2 + layers // 2, 1),
+            "n_undefined": 0,
+        }
+    )
+    half = np.where(layers > 0, 0.02, 0.0)
+    return counted(with_ends(with_ends(table, "js_token", half), "js_mean", half))
+
+
+def divergence_summary(level: float = 0.2, half: float = 0.02) -> dict:
+    return {"unit": "nats", "js_token": cell(level, half), "js_mean": cell(0.3 * level, half)}
+
+
+def ablation(
+    totals: dict[str, float],
+    n_layers: int = 8,
+    n_heads: int = 4,
+    half: float = 0.008,
+    target: str = "gate",
+) -> pd.DataFrame:
+    """``totals`` is the effect of each kind on the whole model; late layers have more of it."""
+    rows = []
+    for kind, total in totals.items():
+        rows.append((kind, "model", None, None, total, half))
+        share = np.maximum(np.arange(n_layers) - 2.5, 0)
+        share = share / max(share.sum(), 1)
+        for layer in range(1, n_layers):
+            rows.append((kind, "layer", layer, None, total * share[layer], half / 8))
+            for head in range(n_heads if target == "gate" else 0):
+                part = total * share[layer] / n_heads
+                rows.append((kind, "head", layer, head, part, half / 16))
+    table = pd.DataFrame(rows, columns=["kind", "scope", "layer", "head", "dnll", "half"])
+    table = with_ends(table, "dnll", table["half"])
+    table["p_adjusted"] = np.where(table["dnll"].abs() > table["half"], 0.002, 0.7)
+    table["p_min"] = 0.0001
+    table = table.astype({"layer": "Int64", "head": "Int64"})
+    return counted(table.assign(target=target, site="", role="").drop(columns="half"))
+
+
+# -- arms ------------------------------------------------------------------------------------------
+
+
+def comparison(pairs: dict[tuple[str, str], tuple[float, ...]]) -> pd.DataFrame:
+    """Differences of single seeds of each contrast; intervals and sign tests follow from them."""
+    from scipy import stats
+
+    rows = []
+    for (first, second), seeds in pairs.items():
+        n, mean = len(seeds), float(np.mean(seeds))
+        half = np.nan
+        if n > 1:
+            half = stats.t.ppf(0.975, n - 1) * np.std(seeds, ddof=1) / np.sqrt(n)
+        up = sum(value > 0 for value in seeds)
+        rows.append(
+            {
+                "first": first,
+                "second": second,
+                "difference": mean,
+                "difference_low": mean - half,
+                "difference_high": mean + half,
+                **{f"seed_{k}": value for k, value in enumerate(seeds)},
+                "sign_p": min(1.0, 2 * stats.binom.cdf(min(up, n - up), n, 0.5)),
+                "sign_p_min": 2.0 ** (1 - n),
+            }
+        )
+    return counted(pd.DataFrame(rows))
+
+
+def curves(arms: tuple[str, ...] = ARMS, seeds: int = 2) -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    rows = []
+    for number, arm in enumerate(arms):
+        for seed in range(seeds):
+            for step in range(0, 601, 50):
+                loss = 4.25 - 0.02 * number + 3.4 * np.exp(-step / 90)
+                loss += 0.006 * rng.standard_normal()
+                row = {"arm": arm, "seed": seed, "step": step, "tokens": step * 1024}
+                rows.append({**row, "val_loss": loss})
+    return counted(pd.DataFrame(rows))
+
+
+def evaluation(level: float = 4.2, n: int = N_DOCUMENTS) -> tuple[pd.DataFrame, dict]:
+    rng = np.random.default_rng(2)
+    nll = level + 0.1 * rng.standard_normal(n)
+    table = pd.DataFrame({"document": [f"d{i}" for i in range(n)], "nll": nll})
+    table = table.assign(cluster="", perplexity=np.exp(nll), n_documents=1, n_tokens=900, flags="")
+    perplexity = {"estimate": float(np.exp(level)), "low": None, "high": None}
+    return table, {"nll": cell(level, 0.03), "perplexity": perplexity, "n_documents": n}

@@ -1,0 +1,198 @@
+"""Figures are made from tables alone, for every shape of table, and always the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import mock_tables as mock
+import numpy as np
+import pytest
+
+from satlens.errors import AnalysisError
+from satlens.plotting import FORMATS, figure_for, picture_bytes
+from satlens.plotting.figures import FIGURES
+from satlens.plotting.heatmaps import Span, span_of
+from satlens.plotting.style import COLUMN, DOUBLE, carries
+
+
+def no_intervals(table):
+    ends = [name for name in table if name.endswith(("_low", "_high"))]
+    return table.assign(**dict.fromkeys(ends, np.nan))
+
+
+def static(table):
+    return table.assign(flags="static", mean=-0.3)
+
+
+def cases() -> dict:
+    gates, weights = mock.gates(), mock.route_weights()
+    routes, cells = mock.routes(weights), mock.gate_cells(8, 4)
+    delta = np.linspace(-0.2, 0.2, len(cells))
+    contrasts = mock.contrasts(cells, delta, delta / 2)
+    read_cells = routes[["site", "layer", "sublayer", "role", "head", "kind"]]
+    read_delta = np.linspace(-0.1, 0.1, len(read_cells))
+    kinds = {"zero": 0.07, "mean": 0.04, "shuffle": -0.05}
+    pairs = {("satformer", "transformer"): (-0.047, -0.045)}
+    evaluation = mock.evaluation()
+    return {
+        "gates": ("sparsity", gates, {}, {}),
+        "gates without a baseline": ("sparsity", gates.drop(columns=["mean_init"]), {}, {}),
+        "gates without intervals": ("sparsity", no_intervals(gates), {}, {}),
+        "one gated layer and one head": ("sparsity", mock.gates(2, 1, 0), {}, {}),
+        "all heads dead": ("sparsity", mock.gates(3, 2, 4), {}, {}),
+        "32 layers of 32 heads": ("sparsity", mock.gates(32, 32), {}, {}),
+        "signed gates": ("sparsity", gates.assign(mean=gates["mean"] - 0.5), {}, {}),
+        "static gates": ("sparsity", static(gates), {}, {}),
+        "routes": ("sparsity", routes, {}, {"route_weights": weights}),
+        "routes without their weights": ("sparsity", routes, {}, {}),
+        "one layer of routes": ("sparsity", mock.routes(mock.route_weights(1)), {}, {}),
+        "no sites": ("sparsity", gates.iloc[:0], {}, {}),
+        "route weights": ("route_weights", weights, {}, {}),
+        "deep route weights": ("route_weights", mock.route_weights(32, False), {}, {}),
+        "categories": (
+            "categories",
+            mock.categories(cells),
+            {},
+            {"categories_contrasts": contrasts},
+        ),
+        "categories of reads": ("categories", mock.categories(read_cells), {}, {}),
+        "contrasts": ("categories_contrasts", contrasts, {}, {}),
+        "contrasts without intervals": ("categories_contrasts", no_intervals(contrasts), {}, {}),
+        "contrasts of reads": (
+            "categories_contrasts",
+            mock.contrasts(read_cells, read_delta, read_delta),
+            {},
+            {},
+        ),
+        "contrasts of 32 x 32 heads": (
+            "categories_contrasts",
+            mock.contrasts(mock.gate_cells(32, 32), np.zeros(992), np.zeros(992)),
+            {},
+            {},
+        ),
+        "divergence": ("divergence", mock.divergence(), {}, {}),
+        "divergence of one layer": ("divergence", mock.divergence(1), {}, {}),
+        "undefined divergence": (
+            "divergence",
+            mock.divergence().assign(js_token=np.nan, js_mean=np.nan),
+            {},
+            {},
+        ),
+        "ablation": ("ablation", mock.ablation(kinds), {}, {}),
+        "ablation without effect": ("ablation", mock.ablation({"zero": 0.0}), {}, {}),
+        "ablation of routes": ("ablation", mock.ablation(kinds, target="route"), {}, {}),
+        "ablation of the model alone": (
+            "ablation",
+            mock.ablation(kinds).query("scope == 'model'"),
+            {},
+            {},
+        ),
+        "ablation without intervals": ("ablation", no_intervals(mock.ablation(kinds)), {}, {}),
+        "ablation of 32 x 32 heads": ("ablation", mock.ablation(kinds, 32, 32), {}, {}),
+        "comparison": ("comparison", mock.comparison(pairs), {"noise_floor": 0.01}, {}),
+        "comparison of one seed": ("comparison", mock.comparison({("a", "b"): (0.1,)}), {}, {}),
+        "curves": ("curves", mock.curves(), {"reference": "transformer"}, {}),
+        "one curve": ("curves", mock.curves(("satformer",), 1), {}, {}),
+        "evaluation": ("evaluation", *evaluation, {}),
+        "evaluation of one document": ("evaluation", mock.evaluation(n=1)[0], {}, {}),
+    }
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", cases())
+def test_every_shape_of_table_gives_a_figure_of_one_or_two_columns(name: str) -> None:
+    figure = figure_for(*cases()[name])
+    width, height = figure.get_size_inches()
+    assert COLUMN <= width <= DOUBLE
+    assert height <= 9.0
+    assert picture_bytes(figure, dpi=60).startswith(b"\x89PNG")
+
+
+def test_every_analysis_has_a_figure_and_an_unknown_result_is_one_line() -> None:
+    drawn = {result for result, *_ in cases().values()}
+    assert drawn == set(FIGURES)
+    with pytest.raises(AnalysisError, match="'nothing': no figure is known; there are sparsity"):
+        figure_for("nothing", mock.divergence())
+
+
+def test_files_are_the_same_bytes_on_a_rebuild_and_carry_no_date() -> None:
+    contents = []
+    for _ in range(2):
+        figure = figure_for("divergence", mock.divergence(), {})
+        contents.append([picture_bytes(figure, kind) for kind in FORMATS])
+    assert contents[0] == contents[1]
+    png, pdf = contents[0]
+    assert b"Software" not in png
+    assert b"CreationDate" not in pdf
+
+
+def test_no_figure_is_left_in_pyplot_and_no_style_leaks() -> None:
+    code = (
+        "import sys, matplotlib as mpl; sys.path.insert(0, 'tests')\n"
+        # Reading the backend would load pyplot.
+        "style = lambda: {k: mpl.rcParams[k] for k in mpl.rcParams if k != 'backend'}\n"
+        "before = style()\n"
+        "import mock_tables as mock; from satlens.plotting import figure_for, picture_bytes\n"
+        "picture_bytes(figure_for('divergence', mock.divergence()))\n"
+        "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
+        "assert style() == before\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def drawn_text(figure) -> list[str]:
+    from matplotlib.text import Text
+
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_dead_heads_are_crossed_out_and_not_given_a_number() -> None:
+    alive = figure_for("sparsity", mock.gates(8, 4, n_dead=0))
+    dead = figure_for("sparsity", mock.gates(8, 4, n_dead=2))
+    assert "crossed out: never open on the data" in drawn_text(dead)
+    assert "crossed out: never open on the data" not in drawn_text(alive)
+
+
+def test_intervals_are_drawn_where_there_are_any() -> None:
+    from matplotlib.collections import LineCollection
+
+    def segments(figure) -> int:
+        return sum(len(lines.get_segments()) for lines in figure.findobj(LineCollection))
+
+    table = mock.divergence()
+    bare = figure_for("divergence", no_intervals(table))
+    # Two aggregations of eight layers.
+    assert segments(figure_for("divergence", table)) == segments(bare) + 16
+
+
+def test_negative_effects_are_written_as_they_are() -> None:
+    text = drawn_text(figure_for("ablation", mock.ablation({"zero": -0.123})))
+    assert "\N{MINUS SIGN}0.123" in text
+
+
+@pytest.mark.parametrize(
+    ("label", "span"),
+    [
+        ("embed", Span("embedding", -1, -1)),
+        ("block 4..7", Span("block", 4, 7)),
+        ("partial 8..8", Span("partial", 8, 8)),
+        ("V_1", None),
+    ],
+)
+def test_source_labels_are_read_as_spans_of_sublayers(label: str, span: Span | None) -> None:
+    assert span_of(label) == span
+
+
+def test_source_labels_are_those_of_the_models() -> None:
+    from satlens.models.sites import EMBEDDING, Source
+
+    assert span_of(EMBEDDING.label) == Span("embedding", -1, -1)
+    assert span_of(Source(kind="partial", first=2, last=3).label) == Span("partial", 2, 3)
+
+
+def test_flags_of_one_statistic_are_told_from_those_of_another() -> None:
+    table = mock.divergence(3).assign(flags=["few;constant", "js_mean:constant", ""])
+    assert carries(table, "constant", "js_mean").tolist() == [True, True, False]
+    assert carries(table, "constant", "js_token").tolist() == [True, False, False]
