@@ -127,22 +127,25 @@ def _route_backward(
     A source is reached through its mixtures, through its product with the query and through its
     scale: d e_i / d s_i = (w gamma - e_i s_i / (D rms_i)) / rms_i.
     """
-    roles, width = queries.shape
+    width = queries.shape[1]
     direction = queries * gamma
     grad_weights = torch.stack([torch.linalg.vecdot(grad_mixtures, s) for s in sources])
     grad_weights = grad_weights.movedim(1, -1)
     grad_logits = weights * (grad_weights - (weights * grad_weights).sum(0, keepdim=True))
     grad_products = grad_logits / scales
     shrink = (grad_products * products).sum(-1, keepdim=True) / (scales.square() * width)
+    rows = grad_products.flatten(1, 2)
+    # Indexing inside the loop would cost as much as a pass over a small source.
+    mixture_of_role = grad_mixtures.unbind()
+    weights_of_role = [w.unbind() for w in weights.split(1, -1)]
     grad_direction = torch.zeros_like(direction)
     grad_sources = []
-    for i, source in enumerate(sources):
-        grad_source = grad_mixtures[0] * weights[i, ..., :1]
-        for role in range(1, roles):
-            grad_source.addcmul_(grad_mixtures[role], weights[i, ..., role, None])
-        grad_source.addcmul_(source, shrink[i], value=-1)
-        rows = grad_products[i].view(-1, roles)
-        grad_source.view(-1, width).addmm_(rows, direction)
-        grad_direction.addmm_(rows.t(), source.reshape(-1, width))
+    for i, (source, part, own) in enumerate(zip(sources, rows, shrink, strict=True)):
+        grad_source = mixture_of_role[0] * weights_of_role[0][i]
+        for mixture, weight in zip(mixture_of_role[1:], weights_of_role[1:], strict=True):
+            grad_source.addcmul_(mixture, weight[i])
+        grad_source.addcmul_(source, own, value=-1)
+        grad_source.view(-1, width).addmm_(part, direction)
+        grad_direction.addmm_(part.t(), source.reshape(-1, width))
         grad_sources.append(grad_source)
     return grad_direction * gamma, (grad_direction * queries).sum(0), grad_sources

@@ -1,0 +1,45 @@
+# Needs Python 3.11+ and make. `make test` and `make demo` create .venv, install and run.
+#
+#   make test                    the test suite
+#   make demo                    the main job: trains, measures and reports under runs/tiny
+#   make demo DEMO="--seeds 3"   options of `satlens reproduce tiny`
+#
+# PYTHON chooses the interpreter, TORCH_INDEX another index for torch (for example
+# https://download.pytorch.org/whl/cpu, which is much smaller than the default build on Linux).
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+DEMO ?=
+TESTS ?=
+BIN := .venv/bin
+
+.PHONY: install test slow demo lint types clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "satlens needs Python 3.11 or newer; run: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: install
+	$(BIN)/python -m pytest $(TESTS)
+
+slow: install
+	$(BIN)/python -m pytest -m slow $(TESTS)
+
+demo: install
+	$(BIN)/satlens reproduce tiny $(DEMO)
+
+lint: install
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,146 @@
+"""What the steps of a study do. Each is called in a worker process as (root, params, report)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from satlens.config import ModelConfig, TrainConfig, make
+from satlens.runner import Report, scratch
+
+RESULT_OPTIONS = {"split": "test", "batch_size": 8}
+
+
+def data(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Prepare the corpus."""
+    from satlens.data.prepare import prepare
+
+    for left_over in root.glob(".data.tmp-*"):  # of a killed run
+        shutil.rmtree(left_over)
+    prepare(
+        params["corpus"],
+        root / "data",
+        cluster_field=params["cluster_field"],
+        vocab_size=params["vocab_size"],
+        overwrite=True,
+        progress=_counted(report),
+    )
+
+
+def tags(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Tag the test documents once, for every categories step."""
+    from satlens.data.dataset import PreparedDataset
+    from satlens.data.tags import tag_documents
+    from satlens.data.windows import Windows
+
+    dataset = PreparedDataset.open(root / "data")
+    documents = Windows(
+        dataset.split("test").documents, 1, max_tokens_per_document=params["limit"]
+    ).documents
+    tag_documents(documents, dataset.tokenizer, cache_dir=root / "tags", progress=_counted(report))
+
+
+def train(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Train one arm with one seed; an interrupted run continues."""
+    from satlens.data.dataset import PreparedDataset
+    from satlens.training import train as run
+
+    run(
+        make(ModelConfig, params["model"], params["run"]),
+        make(TrainConfig, params["train"], params["run"]),
+        PreparedDataset.open(root / "data"),
+        root / params["run"],
+        progress=_TrainProgress(report),
+    )
+
+
+def analyse(root: Path, params: dict[str, Any], report: Report) -> None:
+    """One analysis of one checkpoint on the test documents."""
+    import torch
+
+    import satlens
+
+    torch.set_num_threads(1)
+    name = params["analysis"]
+    functions = {"evaluation": "evaluate", "ablation": "ablate"}
+    options = dict(RESULT_OPTIONS, max_tokens_per_document=params["limit"])
+    if name == "categories":
+        options["cache_dir"] = root / "tags"
+    model = satlens.load(root / params["checkpoint"])
+    result = getattr(satlens, functions.get(name, name))(
+        model,
+        root / "data",
+        progress=_counted(report),
+        resume_dir=scratch(root, f"{params['out']}/{name}"),
+        **options,
+    )
+    result.save(root / params["out"])
+
+
+def comparison(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Paired differences between the arms on the test documents."""
+    import satlens
+
+    runs = {arm: [root / run for run in runs] for arm, runs in params["runs"].items()}
+    satlens.compare(
+        runs,
+        root / "data",
+        contrasts=params["contrasts"],
+        max_tokens_per_document=params["limit"],
+        progress=_counted(report),
+        **RESULT_OPTIONS,
+    ).save(root / "results")
+
+
+def curves(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Validation loss along training of every run, as one table."""
+    from satlens.analysis.comparison import curves as collect
+
+    runs = {arm: [root / run for run in runs] for arm, runs in params["runs"].items()}
+    collect(runs).save(root / "results")
+
+
+def report(root: Path, params: dict[str, Any], report: Report) -> None:
+    """The HTML page."""
+    from satlens.report import build_report
+
+    build_report(root)
+
+
+def tokens_a_minute(arms: list[ModelConfig], cfg: TrainConfig, workers: int) -> float:
+    """Training tokens a run may have for each minute that all runs together may take.
+
+    Times a few steps of every arm once; with tokens n, the runs take sum(n / speed) / workers.
+    """
+    from satlens.analysis.efficiency import training_speed
+
+    seconds_a_token = sum(1 / training_speed(arm, cfg) for arm in arms)
+    return 60 * workers / seconds_a_token
+
+
+def _counted(report: Report) -> Callable[[str, int, int], None]:
+    return lambda stage, done, total: report(done / max(total, 1), stage)
+
+
+class _TrainProgress:
+    """Passes the trainer's progress on to the runner."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def begin(self, title: str, total: int, done: int) -> None:
+        self.total, self.shown = total, ""
+        self.update(done)
+
+    def update(self, done: int, fields: dict[str, float] | None = None) -> None:
+        if fields and "val_loss" in fields:
+            self.shown = f"val loss {fields['val_loss']:.3f}"
+        self.report(done / self.total, self.shown)
+
+    def note(self, text: str) -> None:
+        self.shown = text
+
+    def end(self) -> None:
+        self.report(1.0, self.shown)

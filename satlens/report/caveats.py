@@ -1,0 +1,101 @@
+"""What a reader of the numbers has to know, next to the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from satlens.report.effects import Finding
+
+
+def _caveat(text: str) -> Finding:
+    return Finding(text, "caveat")
+
+
+def scale(recipe: Mapping[str, Any], n_parameters: list[int]) -> list[Finding]:
+    """What this study is too small or too narrow to say."""
+    tokens = recipe.get("train", {}).get("tokens")
+    size = f"{min(n_parameters) / 1e6:.1f} M parameters" if n_parameters else "models this small"
+    budget = f" on {tokens / 1e6:.1f} M tokens each" if tokens else ""
+    found = [
+        _caveat(
+            f"Scale: {size}{budget}. SATFormer's paper trains 128 M to 1.3 B parameters on 5 to 30 "
+            "billion tokens of web text, RD-AttnRes' 120 M and 343 M on 2 billion. What holds here "
+            "need not hold there, nor the reverse."
+        ),
+        _caveat(
+            "The recipe decides: the size and even the sign of a difference between arms depend on "
+            "initialisation and learning rate, and a badly conditioned baseline hands a variant an "
+            "artificial win. The recipe is listed above."
+        ),
+    ]
+    if recipe.get("corpus") == "sotu":
+        found.append(
+            _caveat(
+                "One genre: the corpus is presidential messages to the United States Congress "
+                "(1790 to 2026; American Presidency Project, UC Santa Barbara). Conclusions are "
+                "about "
+                "this genre."
+            )
+        )
+    return found
+
+
+_INTERVALS = _caveat(
+    "Intervals speak about other documents read by the same checkpoint, not about other seeds."
+)
+GATES = [
+    _caveat(
+        "A ReLU gate that was never trained is exactly zero half of the time: a zero fraction "
+        "means something only beside its value at initialisation."
+    ),
+    _caveat(
+        "Heads that never open on the data (dead) can be most of the zeros; they are counted apart."
+    ),
+    _INTERVALS,
+]
+ROUTES = [
+    _caveat(
+        "A weight is not a use: sources differ in size and direction, and a heavily weighted one "
+        "may "
+        "be removed at little cost. What removing costs is under the ablations."
+    ),
+    _INTERVALS,
+]
+CATEGORIES = [
+    _caveat(
+        "Category, token frequency and position are confounded: content words are rarer. The "
+        "adjusted contrast holds frequency and position fixed; read it beside the raw one."
+    ),
+    _caveat(
+        "Tags come from an automatic tagger for modern English; it makes errors, and more of them "
+        "on old prose."
+    ),
+]
+DIVERGENCE = [
+    _caveat(
+        "Jensen-Shannon divergence in nats, at most ln 2 = 0.693; the divergence itself, not its "
+        "square root. At initialisation both routes are uniform, so the baseline is 0."
+    ),
+    _caveat(
+        "The divergence of the mean routes is never larger than the mean divergence per token, "
+        "and is biased upwards on few tokens."
+    ),
+    _caveat("That two routes differ does not say that the difference is used: see the ablations."),
+]
+ABLATION = [
+    _caveat(
+        "Ablation damage is not usefulness: a model that hardly beats its baseline can lose a nat "
+        "when its gates are zeroed, because the rest was trained to rely on them. What the arm "
+        "gains over its trained baseline stands beside the damage."
+    ),
+    _caveat("Shuffling gives a token the gate of a later one, so that condition is not causal."),
+]
+ARMS = [
+    _caveat(
+        "Paired seeds share initial weights, data order, schedule and evaluation tokens. "
+        "Differences below about 0.01 nats/token between single runs mean nothing at this scale: a "
+        "change of the "
+        "learning rate by 0.1 % moves the loss by as much."
+    ),
+]

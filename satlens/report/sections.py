@@ -1,0 +1,271 @@
+"""The sections of the page, one a question: findings, caveats, figures and tables of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from satlens.analysis.result import Result
+from satlens.plotting import figure_for
+from satlens.report import caveats, words
+from satlens.report.collect import Run
+from satlens.report.effects import Effect, Finding, Frame, capital
+from satlens.report.page import Link, Part, Picture, Section, Table, picture, table
+from satlens.report.words.divergence import effect_of
+
+Say = Callable[[str, int, Result], list[Finding]]
+Headline = Callable[[str, dict[int, Result]], list[Finding]]
+
+
+def arms_section(run: Run) -> Section | None:
+    """Losses: training curves, paired differences, held-out loss of every checkpoint."""
+    evaluated, study = run.of("evaluation"), run.study
+    if not evaluated and not study:
+        return None
+    section = Section("arms", "Which architecture ends with the lower loss?")
+    section.caveats = list(caveats.ARMS)
+    part = Part()
+    losses = {
+        arm: {seed: _nll(result).value for seed, result in seeds.items()}
+        for arm, seeds in evaluated.items()
+    }
+    if "comparison" in study:
+        result = study["comparison"]
+        found = words.comparison(result.table, result.summary)
+        part.findings += found
+        section.headlines = found
+        part.figures.append(_figure(run, result, "results", "Paired differences between arms"))
+        part.tables.append(_table(result, "results", "Paired differences"))
+    part.findings += words.evaluation(losses)
+    if "curves" in study and len(study["curves"].table):
+        part.figures.append(_figure(run, study["curves"], "results", "Validation loss in training"))
+    if evaluated:
+        part.tables.append(_losses(evaluated))
+    section.parts = [part]
+    return section
+
+
+def sparsity_section(run: Run) -> Section | None:
+    """Gates and routes beside the untrained model."""
+
+    def headline(arm: str, results: dict[int, Result]) -> list[Finding]:
+        changes = {seed: words.sparsity_effects(r.summary) for seed, r in results.items()}
+        effects = {seed: change for seed, change in changes.items() if change is not None}
+        return words.across_seeds(
+            f"{arm}: training",
+            effects,
+            up="makes more gates exactly zero than at initialisation",
+            down="makes fewer gates exactly zero than at initialisation",
+            unit="change of the zero fraction",
+        )
+
+    summaries = [r.summary for results in run.of("sparsity").values() for r in results.values()]
+    notes = list(caveats.GATES) if any("gates" in summary for summary in summaries) else []
+    if any("routes" in summary for summary in summaries):
+        notes += [note for note in caveats.ROUTES if note not in notes]
+    return _by_arm(
+        run,
+        "sparsity",
+        "How much is taken, and from where?",
+        notes,
+        lambda arm, seed, r: words.sparsity(r.table, r.summary, _who(arm, seed)),
+        headline,
+    )
+
+
+def categories_section(run: Run) -> Section | None:
+    """Which tokens."""
+
+    def contrasts(result: Result) -> list[Frame]:
+        return [part.table for part in result.parts if part.name == "categories_contrasts"]
+
+    def say(arm: str, seed: int, result: Result) -> list[Finding]:
+        who, tables = _who(arm, seed), contrasts(result)
+        if not tables:
+            return [Finding(f"{who}: no contrast of categories was computed.", "missing")]
+        return words.categories(tables[0], result.summary, who)
+
+    def headline(arm: str, results: dict[int, Result]) -> list[Finding]:
+        tables = {seed: table for seed, r in results.items() for table in contrasts(r)}
+        return words.categories_across(arm, tables)
+
+    title = "For which tokens?"
+    return _by_arm(run, "categories", title, caveats.CATEGORIES, say, headline)
+
+
+def divergence_section(run: Run) -> Section | None:
+    """Whether values are read from elsewhere than queries and keys."""
+
+    def say(arm: str, seed: int, result: Result) -> list[Finding]:
+        return words.divergence(result.table, result.summary, _who(arm, seed))
+
+    def headline(arm: str, results: dict[int, Result]) -> list[Finding]:
+        tables = {seed: (result.table, result.summary) for seed, result in results.items()}
+        return words.divergence_across(arm, tables)
+
+    title = "Do values come from elsewhere than queries and keys?"
+    return _by_arm(run, "divergence", title, caveats.DIVERGENCE, say, headline)
+
+
+def ablation_section(run: Run) -> Section | None:
+    """Whether it matters."""
+    compared = run.study.get("comparison")
+
+    def say(arm: str, seed: int, result: Result) -> list[Finding]:
+        gain = None if compared is None else words.difference_of(compared.table, arm, seed)
+        return words.ablation(result.table, result.summary, _who(arm, seed), gain)
+
+    def headline(arm: str, results: dict[int, Result]) -> list[Finding]:
+        effects = {seed: words.ablation_effects(r.table) for seed, r in results.items()}
+        found = []
+        for key in dict.fromkeys(key for of_seed in effects.values() for key in of_seed):
+            seeds = {seed: of_seed[key] for seed, of_seed in effects.items() if key in of_seed}
+            if all(effect.value == 0 for effect in seeds.values()):
+                continue  # a static weight replaced by its own mean
+            statement = f"{arm}: {words.describe(*key)}"
+            found += words.across_seeds(
+                statement, seeds, up=words.UP, down=words.DOWN, unit="nats/token"
+            )
+        return found
+
+    return _by_arm(run, "ablation", "Does it matter?", caveats.ABLATION, say, headline)
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _by_arm(
+    run: Run,
+    name: str,
+    title: str,
+    notes: list[Finding],
+    say: Say,
+    headline: Headline,
+) -> Section | None:
+    """A section with a part for every arm and seed that has the result."""
+    found = run.of(name)
+    absent = [m for m in run.missing if m.name == name]
+    if not found and not absent:
+        return None
+    section = Section(name, title, caveats=list(notes))
+    for arm, results in found.items():
+        across = headline(arm, results)
+        section.headlines += across
+        nested = len(results) > 1 and bool(across)
+        if nested:
+            section.parts.append(Part(arm, across))
+        for number, (seed, result) in enumerate(results.items()):
+            title = f"{arm}, seed {seed}"
+            part = _of_seed(run, result, f"results/{arm}-seed{seed}", title, say(arm, seed, result))
+            part.folded, part.nested = number > 0, nested
+            section.parts.append(part)
+    if absent:
+        section.parts.append(Part("Not measured", words.missing(absent)))
+    return section
+
+
+def _of_seed(run: Run, result: Result, where: str, title: str, findings: list[Finding]) -> Part:
+    """What is said of one checkpoint, its figure, its tables."""
+    part = Part(title, findings)
+    if len(result.table):
+        label = f"{capital(result.name)} of {title}"
+        part.figures.append(_figure(run, result, where, label))
+    for each in (result, *result.parts):
+        part.tables.append(_table(each, where, f"{each.name.replace('_', ' ')} of {title}"))
+    return part
+
+
+def _who(arm: str, seed: int) -> str:
+    return f"{arm} (seed {seed})"
+
+
+def _nll(result: Result) -> Effect:
+    return effect_of(result.summary.get("nll"))
+
+
+def _losses(evaluated: dict[str, dict[int, Result]]) -> Table:
+    """Held-out loss of every checkpoint, with intervals over documents and over clusters."""
+    rows = []
+    for arm, seeds in evaluated.items():
+        for seed, result in seeds.items():
+            nll, clusters = (
+                effect_of(result.summary.get(key)) for key in ("nll", "nll_over_clusters")
+            )
+            perplexity = result.summary.get("perplexity") or {}
+            rows.append(
+                {
+                    "arm": arm,
+                    "seed": seed,
+                    "nll": nll.value,
+                    "nll_low": nll.low,
+                    "nll_high": nll.high,
+                    "clusters_low": clusters.low,
+                    "clusters_high": clusters.high,
+                    "perplexity": perplexity.get("estimate"),
+                }
+            )
+    return table(pd.DataFrame(rows), "Held-out loss of every checkpoint, nats/token", opened=True)
+
+
+def _figure(run: Run, result: Result, where: str, title: str) -> Picture:
+    parts = {part.name: part.table for part in result.parts}
+    figure = figure_for(result.name, result.table, result.summary, parts)
+    files = [
+        (kind.upper(), f"{where}/{result.name}.{kind}")
+        for kind in ("png", "pdf")
+        if (run.root / where / f"{result.name}.{kind}").exists()
+    ]
+    caption = f"{title}. {_caption(result)}"
+    return picture(figure, title, caption, caption, tuple(files))
+
+
+def _table(result: Result, where: str, title: str) -> Table:
+    files: tuple[Link, ...] = tuple(
+        (f"{result.name}.{kind}", f"{where}/{result.name}.{kind}") for kind in ("csv", "json")
+    )
+    return table(result.table, capital(title), files)
+
+
+def _caption(result: Result) -> str:
+    if result.name != "sparsity":
+        return CAPTIONS[result.name]
+    kinds = [kind for kind in ("gates", "routes") if kind in result.summary]
+    return " ".join(CAPTIONS[kind] for kind in ("untrained", *kinds))
+
+
+CAPTIONS = {
+    "untrained": (
+        "Grey dashes and what is marked untrained: the same model before training, on the same "
+        "tokens. Vertical lines: 95 % intervals over documents."
+    ),
+    "gates": "Heads stand side by side within their layer.",
+    "routes": (
+        "In the maps a row is a read and a cell a source, as wide as the sublayers that it sums; "
+        "its number is the weight of the whole source in per cent."
+    ),
+    "categories": (
+        "Above, the mean by category; below, the difference of two categories at every gate or "
+        "read, raw and with token frequency and position held fixed, with 95 % intervals over "
+        "documents. Stars: sign-flip p below 0.05 after max-T adjustment over the grid."
+    ),
+    "divergence": (
+        "Jensen-Shannon divergence between the two routes of each read, per token and of the mean "
+        "routes, with 95 % intervals over documents. A tied control is 0 by construction; reads "
+        "of a single source are 0 by definition."
+    ),
+    "ablation": (
+        "Change in held-out loss when gates or routes are replaced, with 95 % intervals over "
+        "documents; to the right of 0 is damage. The last layer number of routes is the output "
+        "read. Framed heads: adjusted p below 0.05."
+    ),
+    "comparison": (
+        "First arm minus second; left of 0 the first is better. Circles are single seeds, diamonds "
+        "their mean with a 95 % t interval over other seeds, the grey band the noise floor of "
+        "single runs."
+    ),
+    "curves": (
+        "Lines are means over seeds, bands run from the lowest to the highest seed. Right: paired "
+        "differences, seed by seed."
+    ),
+}

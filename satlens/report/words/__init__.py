@@ -1,0 +1,36 @@
+"""What was found, in sentences that follow from the tables and from nothing else.
+
+Every function takes a result table (and its summary) and returns findings, which are strings that
+know their kind: ``found`` (the interval excludes zero or the baseline, or a plain description),
+``open`` (not established: the interval covers it, there is none, or the seeds disagree) and
+``missing``. A table with other numbers gives other sentences, and no sentence speaks of more than
+its interval covers.
+"""
+
+from __future__ import annotations
+
+from satlens.report.words.ablation import DOWN, UP, ablation, ablation_effects, describe
+from satlens.report.words.arms import comparison, difference_of, evaluation
+from satlens.report.words.categories import categories, categories_across
+from satlens.report.words.divergence import divergence, divergence_across
+from satlens.report.words.seeds import across_seeds, missing
+from satlens.report.words.sparsity import sparsity, sparsity_effects
+
+__all__ = [
+    "DOWN",
+    "UP",
+    "ablation",
+    "ablation_effects",
+    "across_seeds",
+    "categories",
+    "categories_across",
+    "comparison",
+    "describe",
+    "difference_of",
+    "divergence",
+    "divergence_across",
+    "evaluation",
+    "missing",
+    "sparsity",
+    "sparsity_effects",
+]

@@ -1,0 +1,118 @@
+"""Sentences about how far two routes over the same sources differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from satlens.report.effects import (
+    Effect,
+    Finding,
+    Frame,
+    count,
+    effect,
+    interval,
+    listed,
+    percent,
+    plain,
+)
+from satlens.report.words.seeds import in_all
+
+
+def divergence(table: Frame, summary: Mapping[str, Any], who: str = "model") -> list[Finding]:
+    """Mean divergence beside the untrained model, both aggregations, and the layers at the ends."""
+    several = table[table["n_sources"] > 1]
+    if not len(several):
+        return [
+            Finding(f"{who}: every read has one source, so there is nothing to differ.", "open")
+        ]
+    unit = str(summary.get("unit", "nats"))
+    token, mean = (effect_of(summary.get(name)) for name in ("js_token", "js_mean"))
+    roles = listed([str(role).replace("|", " and ") for role in dict.fromkeys(table["role"])])
+    findings = [_overall(token, _untrained(several), f"{who}: the {roles} routes", unit)]
+    if math.isfinite(token.value) and token.value > 0 and math.isfinite(mean.value):
+        findings.append(
+            Finding(
+                f"Routes averaged over tokens first diverge by {plain(mean.value)} {unit}, "
+                f"{interval(mean, sign=False)}: {percent(mean.value / token.value)} of the "
+                "divergence per token. The "
+                "rest differs from token to token and cancels in the mean."
+            )
+        )
+    findings += _layers(several, unit)
+    undefined = int(table["n_undefined"].sum()) if "n_undefined" in table else 0
+    if undefined:
+        findings.append(
+            Finding(f"{count(undefined, 'token-read pair')} had no defined divergence.", "open")
+        )
+    return findings
+
+
+def divergence_across(
+    arm: str, results: Mapping[int, tuple[Frame, Mapping[str, Any]]]
+) -> list[Finding]:
+    """Whether the routes differ in every seed; ``results`` is seed -> (table, summary)."""
+    effects, said = [], []
+    for seed, (table, summary) in results.items():
+        token = effect_of(summary.get("js_token"))
+        untrained = _untrained(table[table["n_sources"] > 1])
+        effects.append(token.has_interval and token.low > (untrained if untrained > 0 else 0.0))
+        said.append(f"{plain(token.value)} ({interval(token, sign=False)}), seed {seed}")
+    if not effects:
+        return []
+    text = f"mean JS divergence in nats a token {listed(said)}."
+    if all(effects):
+        return [Finding(f"{arm}: the routes of one read differ {in_all(len(effects))}: {text}")]
+    n = sum(effects)
+    return [
+        Finding(
+            f"{arm}: the routes of one read differ in {n} of {len(effects)} seeds: {text}", "open"
+        )
+    ]
+
+
+def effect_of(cell: Mapping[str, Any] | None) -> Effect:
+    """An effect from a cell of a summary: ``estimate, low, high, flags``; nulls are NaN."""
+    cell = cell or {}
+    value, low, high = (
+        math.nan if cell.get(name) is None else float(cell[name])
+        for name in ("estimate", "low", "high")
+    )
+    return Effect(value=value, low=low, high=high, flags=str(cell.get("flags") or ""))
+
+
+def _untrained(table: Frame) -> float:
+    return float(table["js_token_init"].mean()) if "js_token_init" in table else math.nan
+
+
+def _overall(token: Effect, untrained: float, subject: str, unit: str) -> Finding:
+    beside = f" (untrained: {plain(untrained)})" if math.isfinite(untrained) else ""
+    if not math.isfinite(token.value):
+        return Finding(f"{subject}: the divergence is not defined.", "open")
+    number = f"{plain(token.value)} {unit} a token, {interval(token, sign=False)}{beside}"
+    floor = 0.0 if not math.isfinite(untrained) else untrained
+    if not token.has_interval:
+        return Finding(f"{subject} diverge by {number}: nothing is established.", "open")
+    if token.low <= floor:
+        return Finding(f"{subject} are not told apart: mean JS divergence {number}.", "open")
+    return Finding(f"{subject} differ: mean JS divergence {number}, of at most ln 2.")
+
+
+def _layers(several: Frame, unit: str) -> list[Finding]:
+    defined = several[several["js_token"].notna()]
+    if len(defined) < 2:
+        return []
+    most, least = (
+        defined.loc[i] for i in (defined["js_token"].idxmax(), defined["js_token"].idxmin())
+    )
+    top, bottom = effect(most, "js_token"), effect(least, "js_token")
+    apart = bottom.has_interval and top.has_interval and bottom.high < top.low
+    text = (
+        f"Largest at {most['site']}: {plain(top.value)} {unit}, {interval(top, sign=False)}; "
+        "smallest at "
+        f"{least['site']}: {plain(bottom.value)}, {interval(bottom, sign=False)}."
+    )
+    if not apart:
+        return [Finding(f"{text} The intervals overlap: no layer stands out.", "open")]
+    return [Finding(text)]

@@ -1,0 +1,247 @@
+"""Sentences about gates and routes beside the untrained model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from satlens.report.effects import (
+    Effect,
+    Finding,
+    Frame,
+    count,
+    effect,
+    interval,
+    interval_percent,
+    percent,
+    plain,
+)
+from satlens.report.words.divergence import effect_of
+
+
+def sparsity(table: Frame, summary: Mapping[str, Any], who: str = "model") -> list[Finding]:
+    """Gates: zeros, dead heads, size, what varies. Routes: spread, embedding, roles."""
+    findings = []
+    gates, routes = summary.get("gates"), summary.get("routes")
+    if gates:
+        rows = table[table["kind"] == "gate"]
+        findings += _static(rows, who) if gates.get("static") else _gates(rows, gates, who)
+    if routes:
+        findings += _routes(table[table["kind"] == "route"], routes, who)
+    return findings
+
+
+def sparsity_effects(summary: Mapping[str, Any]) -> Effect | None:
+    """Zero fraction minus that of the untrained model; None without per-token gates."""
+    gates = summary.get("gates") or {}
+    before = (gates.get("overall_init") or {}).get("zero_fraction")
+    if not gates or gates.get("static") or before is None:
+        return None
+    found = effect_of(gates["overall"]["zero_fraction"])
+    return Effect(
+        value=found.value - before,
+        low=found.low - before,
+        high=found.high - before,
+        flags=found.flags,
+    )
+
+
+# -- gates -----------------------------------------------------------------------------------------
+
+
+def _gates(rows: Frame, gates: Mapping[str, Any], who: str) -> list[Finding]:
+    findings = [_zeros(gates, who), _dead(gates)]
+    findings += [_size(rows, gates), _variance(gates)]
+    return [finding for finding in findings if finding is not None]
+
+
+def _zeros(gates: Mapping[str, Any], who: str) -> Finding:
+    zero = effect_of(gates["overall"]["zero_fraction"])
+    text = (
+        f"{who}: gates are exactly zero in {percent(zero.value)} of cases, {interval_percent(zero)}"
+    )
+    change = sparsity_effects({"gates": gates})
+    if change is None:
+        return Finding(
+            f"{text}; the untrained model was not measured, so this says little.", "open"
+        )
+    before = percent(gates["overall_init"]["zero_fraction"])
+    if change.verdict == "positive":
+        return Finding(f"{text}: sparser than the untrained model ({before}).")
+    if change.verdict == "negative":
+        return Finding(f"{text}: less sparse than the untrained model ({before}).")
+    text += f"; the untrained model has {before}, so training is not shown to have changed it."
+    return Finding(text, "open")
+
+
+def _dead(gates: Mapping[str, Any]) -> Finding:
+    n, dead = int(gates["n_heads"]), int(gates["n_dead"])
+    if not dead:
+        return Finding(
+            f"None of {count(n, 'head')} is dead: the zeros are closed gates of live heads."
+        )
+    share = gates.get("share_of_zeros_in_dead_heads")
+    places = ", ".join(f"L{layer} head {head}" for layer, head in gates["dead_heads"][:8])
+    verb, hold = ("opens", "holds") if dead == 1 else ("open", "hold")
+    holds = f" and {hold} {percent(float(share))} of all zeros" if share is not None else ""
+    before = gates.get("n_dead_init")
+    untrained = f" (untrained: {before})" if before is not None else ""
+    return Finding(
+        f"{dead} of {count(n, 'head')} never {verb} on these tokens{untrained}{holds}: {places}."
+    )
+
+
+def _size(rows: Frame, gates: Mapping[str, Any]) -> Finding:
+    mean, share = (effect_of(gates["overall"].get(name)) for name in ("mean", "norm_share"))
+    before = gates.get("overall_init") or {}
+    layers = rows.groupby("layer")["mean"].mean()
+    top = rows.loc[rows["mean"].idxmax()] if rows["mean"].notna().any() else None
+    text = f"The mean gate is {plain(mean.value)}, {interval(mean, sign=False)}"
+    text += f" (untrained: {plain(before['mean'])})" if before.get("mean") is not None else ""
+    if len(layers) > 1:
+        text += (
+            f"; by layer from {plain(layers.min(), 2)} (layer {layers.idxmin()}) to "
+            f"{plain(layers.max(), 2)} (layer {layers.idxmax()})"
+        )
+    if top is not None:
+        found = effect(top, "mean")
+        text += (
+            f"; the largest head is L{int(top['layer'])} head {int(top['head'])} with "
+            f"{plain(found.value, 2)}, {interval(found, 2, sign=False)}"
+        )
+    if math.isfinite(share.value):
+        text += (
+            f". V_1 has {percent(share.value)} of the mixed value's norm, {interval_percent(share)}"
+        )
+    return Finding(text + ".")
+
+
+def _variance(gates: Mapping[str, Any]) -> Finding | None:
+    shares = gates.get("variance_shares") or {}
+    if any(shares.get(name) is None for name in ("tokens", "heads", "layers")):
+        return None
+    text = (
+        f"Of the variance of gates {percent(shares['tokens'])} lies between the tokens of a head, "
+        f"{percent(shares['heads'])} between heads and {percent(shares['layers'])} between layers"
+    )
+    before = (gates.get("variance_shares_init") or {}).get("tokens")
+    text += f" (untrained: {percent(before)} between tokens)" if before is not None else ""
+    if shares["tokens"] < 0.1:
+        return Finding(text + ": one number a head would do nearly as well.", "found")
+    return Finding(text + ".")
+
+
+def _static(rows: Frame, who: str) -> list[Finding]:
+    """Weights that do not depend on the token: nothing here has a distribution over tokens."""
+    layers = rows.groupby("layer")["mean"].mean()
+    before = rows.groupby("layer")["mean_init"].mean() if "mean_init" in rows else None
+    start = f" (at the start {plain(before.mean(), 2)} on average)" if before is not None else ""
+    text = (
+        f"{who}: V_1 has one weight a layer, the same for every token: from "
+        f"{plain(layers.min(), 2)} "
+        f"(layer {layers.idxmin()}) to {plain(layers.max(), 2)} (layer {layers.idxmax()}){start}. "
+        "Zero "
+        "fractions and categories have no meaning here."
+    )
+    findings = [Finding(text)]
+    negative = [int(layer) for layer, value in layers.items() if value < 0]  # type: ignore[arg-type]
+    if negative:
+        where = ", ".join(map(str, negative))
+        findings.append(
+            Finding(f"The weight of V_1 is negative in layers {where}: it is subtracted.")
+        )
+    return findings
+
+
+# -- routes ----------------------------------------------------------------------------------------
+
+
+def _routes(rows: Frame, routes: Mapping[str, Any], who: str) -> list[Finding]:
+    overall = routes["overall"]
+    entropy, effective = (
+        effect_of(overall.get(name)) for name in ("normalised_entropy", "effective_sources")
+    )
+    findings = []
+    if math.isfinite(entropy.value):
+        number = f"normalised entropy {plain(entropy.value)}, {interval(entropy, sign=False)}"
+        if entropy.has_interval and entropy.high < 1:
+            findings.append(
+                Finding(
+                    f"{who}: routes concentrate: {number} (untrained and uniform: 1); "
+                    f"{plain(effective.value, 2)} effective sources a read, "
+                    f"{interval(effective, 2, sign=False)}."
+                )
+            )
+        else:
+            text = f"{who}: routes are not shown to differ from uniform ones: {number}."
+            findings.append(Finding(text, "open"))
+    findings += [_families(overall), _embedding(rows), *_roles(rows), _tokens(routes)]
+    if routes.get("n_undefined"):
+        n = count(int(routes["n_undefined"]), "token-read pair")
+        findings.append(
+            Finding(f"{n} had weights that are no distribution; they are left out.", "open")
+        )
+    return [finding for finding in findings if finding is not None]
+
+
+def _families(overall: Mapping[str, Any]) -> Finding | None:
+    names = {
+        "embedding": "the embedding",
+        "blocks": "completed blocks",
+        "partial": "the current block",
+    }
+    parts = []
+    for name, label in names.items():
+        found = effect_of(overall.get(f"mass_{name}"))
+        if math.isfinite(found.value):
+            parts.append(f"{label} {percent(found.value)} ({interval_percent(found)})")
+    return (
+        Finding(f"Mean weight where there is such a source: {'; '.join(parts)}.") if parts else None
+    )
+
+
+def _embedding(rows: Frame) -> Finding | None:
+    """Reads whose weight on the embedding differs from the uniform start, by their intervals."""
+    several = rows[(rows["n_sources"] > 1) & rows["mass_embedding_low"].notna()]
+    if not len(several) or "mass_embedding_init" not in several:
+        return None
+    above = int((several["mass_embedding_low"] > several["mass_embedding_init"]).sum())
+    below = int((several["mass_embedding_high"] < several["mass_embedding_init"]).sum())
+    rest = len(several) - above - below
+    text = (
+        f"The embedding is weighted above its untrained share in {above} and below it in {below} "
+        "of "
+        f"{count(len(several), 'read')}; in {rest} no change is established."
+    )
+    return Finding(text, "found" if above or below else "open")
+
+
+def _roles(rows: Frame) -> list[Finding]:
+    """Attention reads with two routes: which of them leans on the embedding."""
+    reads = rows[(rows["sublayer"] == "attn") & (rows["n_sources"] > 1)]
+    wide = {role: part.set_index("layer") for role, part in reads.groupby("role")}
+    if not {"qk", "v"} <= wide.keys():
+        return []
+    layers = wide["qk"].index.intersection(wide["v"].index)
+    qk, v = (wide[role].loc[layers] for role in ("qk", "v"))
+    more = int((v["mass_embedding_low"] > qk["mass_embedding_high"]).sum())
+    less = int((v["mass_embedding_high"] < qk["mass_embedding_low"]).sum())
+    text = (
+        f"The value route puts more weight on the embedding than the query-key route in {more} and "
+        f"less in {less} of {count(len(layers), 'layer')} (intervals apart)"
+    )
+    if not more and not less:
+        return [Finding(f"{text}: no difference between the roles is established.", "open")]
+    return [Finding(f"{text}; in {len(layers) - more - less} they overlap.")]
+
+
+def _tokens(routes: Mapping[str, Any]) -> Finding | None:
+    share = (routes.get("variance_shares_of_embedding_weight") or {}).get("tokens")
+    if share is None:
+        return None
+    text = (
+        f"{percent(share)} of the variance of the embedding's weight lies between tokens, the rest "
+        "between reads"
+    )
+    return Finding(text + (": the routes are close to static." if share < 0.1 else "."))

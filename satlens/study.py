@@ -1,0 +1,343 @@
+"""Studies: a recipe (YAML) says which arms are trained and what is measured on them.
+
+    recipe + options -> plan.json (frozen) -> steps -> tables, figures, report under one folder
+
+The folder of a study::
+
+    plan.json                       what runs: corpus, arms, seeds, tokens, recipe
+    data/                           the prepared corpus
+    train/<arm>/seed<k>/            metrics.jsonl, final/ (the checkpoint), milestones/
+    results/<arm>-seed<k>/          one table an analysis (CSV, JSON with provenance, figure)
+    results/comparison.*            paired differences between arms
+    report.html                     what was found, in words, figures and tables
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic.dataclasses import dataclass
+
+from satlens.config import STRICT, ModelConfig, TrainConfig, make, to_dict
+from satlens.errors import ConfigError
+from satlens.runner import Display, Step, run_steps, stale_steps
+
+Analysis = Literal["evaluation", "sparsity", "categories", "divergence", "ablation"]
+PLAN = "plan.json"
+# Relative cost of a step, for the order of work and the estimate of what is left: seconds on one
+# core at the tiny scale.
+COSTS = {"evaluation": 30, "sparsity": 15, "categories": 20, "divergence": 10, "ablation": 80}
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Arm:
+    """One architecture of a study."""
+
+    variant: str
+    """Variant or preset name, as in ``satlens.build``."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields that differ from the variant and from the recipe's model."""
+    analyses: tuple[Analysis, ...] = ("evaluation",)
+    """What is measured on each trained seed."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Recipe:
+    """What a study trains and measures."""
+
+    name: str
+    """Folder name of the study under ``runs/``."""
+    title: str
+    """Title of the report."""
+    corpus: str = "sotu"
+    """Embedded corpus or a path: text, folder, JSONL."""
+    cluster_field: str = "cluster"
+    """JSONL field of the larger work a document belongs to; ``id-prefix``: the id up to its last
+    hyphen."""
+    vocab_size: int = 2048
+    """Tokens of the BPE trained on the training split."""
+    seeds: int = 2
+    """Paired seeds, 0 to seeds - 1."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Model fields common to all arms."""
+    train: dict[str, Any] = field(default_factory=dict)
+    """Fields of TrainConfig common to all arms."""
+    arms: dict[str, Arm] = field(default_factory=dict)
+    """Arms by name, in order."""
+    contrasts: tuple[tuple[str, str], ...] = ()
+    """Pairs of arms compared, first minus second."""
+    slices: dict[Analysis, int] = field(default_factory=dict)
+    """First tokens of every test document that each analysis covers; all where absent."""
+
+    def __post_init__(self) -> None:
+        for pair in self.contrasts:
+            for arm in pair:
+                if arm not in self.arms:
+                    raise ValueError(f"contrasts: no arm {arm!r} among {', '.join(self.arms)}")
+        if self.seeds < 1:
+            raise ValueError(f"seeds: must be positive, got {self.seeds}")
+
+
+def load_recipe(name: str) -> Recipe:
+    """A shipped recipe by name, or one from a YAML file.
+
+    Raises:
+        ConfigError: no such recipe or file, not YAML, an unknown or impossible field.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = recipes_folder() / f"{name}.yaml"
+        if not path.exists():
+            known = ", ".join(sorted(p.stem for p in recipes_folder().glob("*.yaml")))
+            raise ConfigError(f"{name}: no such recipe; there are {known}, or give a YAML file")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of fields")
+    return make(Recipe, values, str(path))
+
+
+def recipes_folder() -> Path:
+    """Where the shipped recipes are: in the package, or beside it in a source tree."""
+    installed = Path(str(files("satlens"))) / "analyses"
+    return installed if installed.is_dir() else Path(__file__).parent.parent / "analyses"
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def make_plan(
+    recipe: Recipe,
+    root: Path,
+    *,
+    seeds: int | None = None,
+    tokens: int | None = None,
+    minutes: float | None = None,
+    corpus: str | None = None,
+    cluster_field: str | None = None,
+    workers: int,
+) -> Recipe:
+    """The recipe with the options applied, frozen in ``plan.json``; a rerun uses the plan.
+
+    More seeds extend a plan; anything else that differs is refused, so nothing trained is lost.
+
+    Args:
+        minutes: time for training, turned once into equal token budgets for all runs by timing a
+            few steps of every arm.
+        workers: processes that will train side by side.
+
+    Raises:
+        ConfigError: the folder holds a plan for something else.
+    """
+    if tokens is not None and minutes is not None:
+        raise ConfigError("--minutes: give either --tokens or --minutes")
+    asked = {
+        "recipe": to_dict(recipe),
+        "tokens": tokens,
+        "minutes": minutes,
+        "corpus": corpus,
+        "cluster_field": cluster_field,
+    }
+    asked = json.loads(json.dumps(asked))
+    path = root / PLAN
+    if path.exists():
+        plan = _read_plan(path)
+        _require_same(path, plan["asked"], asked)
+        resolved = dict(plan["recipe"])
+    else:
+        resolved = json.loads(json.dumps(to_dict(recipe)))
+        if corpus is not None:
+            resolved["corpus"] = corpus if corpus == "sotu" else str(Path(corpus).resolve())
+        if cluster_field is not None:
+            resolved["cluster_field"] = cluster_field
+        resolved["seeds"] = seeds or recipe.seeds
+        if minutes is not None:
+            tokens = _calibrated(recipe, resolved["seeds"], minutes, workers)
+        if tokens is not None:
+            resolved["train"]["tokens"] = tokens
+    if seeds is not None:
+        resolved["seeds"] = max(seeds, resolved["seeds"])
+    made = make(Recipe, resolved, str(path))
+    text = json.dumps({"asked": asked, "recipe": to_dict(made)}, indent=1)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        root.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    return made
+
+
+def _calibrated(recipe: Recipe, seeds: int, minutes: float, workers: int) -> int:
+    """Equal token budget of every run, in whole steps, that training takes ``minutes`` with."""
+    from satlens.actions import tokens_a_minute
+
+    arms = [model_config(recipe, arm) for arm in recipe.arms]
+    cfg = train_config(recipe, 0)
+    step = cfg.batch_size * cfg.grad_accum * arms[0].n_ctx
+    tokens = tokens_a_minute(arms, cfg, workers) / seeds * minutes
+    return max(1, int(tokens) // step) * step
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        return {"asked": plan["asked"], "recipe": plan["recipe"]}
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path}: not a plan; delete it to plan anew") from None
+
+
+def _require_same(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    for name in new:
+        if old.get(name) != new[name]:
+            raise ConfigError(
+                f"{path}: {name}: this folder's plan has {_short(old.get(name))}, "
+                f"asked for {_short(new[name])}; choose another --out"
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -- the steps -------------------------------------------------------------------------------------
+
+
+def model_config(recipe: Recipe, arm: str) -> ModelConfig:
+    """Configuration of one arm: the variant, the recipe's model fields, the arm's own."""
+    from satlens.models.presets import config_for
+
+    spec = recipe.arms[arm]
+    return config_for(spec.variant, **{"d_vocab": recipe.vocab_size, **recipe.model, **spec.fields})
+
+
+def train_config(recipe: Recipe, seed: int) -> TrainConfig:
+    """Training configuration of one seed, the same for every arm."""
+    return make(TrainConfig, {**recipe.train, "seed": seed, "n_threads": 1}, recipe.name)
+
+
+def study_steps(recipe: Recipe) -> list[Step]:
+    """Every step of a study, each after what it needs."""
+    corpus: dict[str, Any] = {
+        "corpus": recipe.corpus,
+        "cluster_field": recipe.cluster_field,
+        "vocab_size": recipe.vocab_size,
+    }
+    if recipe.corpus != "sotu":
+        from satlens.runner import hash_path
+
+        path = Path(recipe.corpus)
+        if not path.exists():
+            raise ConfigError(f"{path}: corpus: no such file or folder")
+        corpus["sha256"] = hash_path(path)
+    steps = [_step("data", corpus, (), ("data",), 40)]
+    if any("categories" in arm.analyses for arm in recipe.arms.values()):
+        limit = recipe.slices.get("categories")
+        steps.append(_step("tags", {"limit": limit}, ("data",), ("tags",), 40))
+    for seed in range(recipe.seeds):
+        for arm in recipe.arms:
+            steps += _arm_steps(recipe, arm, seed)
+    runs = {arm: [f"train/{arm}/seed{k}" for k in range(recipe.seeds)] for arm in recipe.arms}
+    needs = tuple(run for arm in runs.values() for run in arm)
+    params = {
+        "runs": runs,
+        "contrasts": recipe.contrasts,
+        "limit": recipe.slices.get("evaluation"),
+    }
+    outputs = tuple(f"results/{name}" for name in _files("comparison"))
+    steps.append(_step("comparison", params, needs, outputs, 30))
+    curves = tuple(f"results/{name}" for name in _files("curves"))
+    steps.append(_step("curves", {"runs": runs}, needs, curves, 5))
+    results = tuple(s.id for s in steps if s.id.startswith("results/"))
+    params = {"title": recipe.title}
+    steps.append(_step("report", params, (*results, "comparison", "curves"), ("report.html",), 10))
+    return steps
+
+
+def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
+    run = f"train/{arm}/seed{seed}"
+    model, train = to_dict(model_config(recipe, arm)), to_dict(train_config(recipe, seed))
+    outputs = (f"{run}/final", f"{run}/metrics.jsonl", f"{run}/run.json")
+    steps = [
+        Step(
+            id=run,
+            action="satlens.actions:train",
+            params={"model": model, "train": train, "run": run},
+            needs=("data",),
+            outputs=outputs,
+            weight=train["tokens"] / 6000,
+        )
+    ]
+    for name in recipe.arms[arm].analyses:
+        folder = f"results/{arm}-seed{seed}"
+        needs = (run, "data", "tags") if name == "categories" else (run, "data")
+        steps.append(
+            Step(
+                id=f"{folder}/{name}",
+                action="satlens.actions:analyse",
+                params={
+                    "analysis": name,
+                    "checkpoint": f"{run}/final",
+                    "out": folder,
+                    "limit": recipe.slices.get(name),
+                },
+                needs=needs,
+                outputs=tuple(f"{folder}/{file}" for file in _files(name, _part(name, model))),
+                weight=COSTS[name],
+            )
+        )
+    return steps
+
+
+def _step(
+    name: str,
+    params: dict[str, Any],
+    needs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    weight: float,
+) -> Step:
+    return Step(
+        id=name,
+        action=f"satlens.actions:{name}",
+        params=params,
+        needs=needs,
+        outputs=outputs,
+        weight=weight,
+    )
+
+
+def _files(name: str, part: str | None = None) -> tuple[str, ...]:
+    """Files of a result: its table, provenance and figure, and the table of its part."""
+    own = tuple(f"{name}.{ending}" for ending in ("csv", "json", "png", "pdf"))
+    return own if part is None else (*own, f"{part}.csv", f"{part}.json")
+
+
+def _part(name: str, model: dict[str, Any]) -> str | None:
+    """The second table that an analysis writes on this model."""
+    if name == "categories":
+        return "categories_contrasts"
+    has_routes = model["stream"]["kind"] != "residual"
+    return "route_weights" if name == "sparsity" and has_routes else None
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def run_study(recipe: Recipe, root: Path, workers: int, display: Callable[[int], Any]) -> list[str]:
+    """Bring a study up to date and return the ids of the steps that ran."""
+    steps = study_steps(recipe)
+    todo = stale_steps(root, steps)
+    if not todo:
+        return []
+    with display(len(todo)) as shown:
+        shown_display: Display = shown
+        return run_steps(root, steps, workers, shown_display)

@@ -1,0 +1,91 @@
+"""The tables that the analyses make are those that figures and words read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import satlens
+from satlens.analysis.ablation import ablate
+from satlens.analysis.categories import categories
+from satlens.analysis.divergence import divergence
+from satlens.analysis.evaluation import evaluate
+from satlens.analysis.result import Result
+from satlens.analysis.sparsity import sparsity
+from satlens.data.tokenizers import train_bpe
+from satlens.plotting import figure_for, picture_bytes
+from satlens.report import words
+
+TEXTS = [
+    f"The {noun} of the old house was {verb} by a man in {year}, and they said so."
+    for noun in ("roof", "door", "garden", "wall")
+    for verb in ("painted", "seen", "sold")
+    for year in (1901, 1950)
+]
+OPTIONS = {"n_resamples": 99}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_bpe(TEXTS, 300)
+
+
+@pytest.fixture(params=["satformer", "resformer", "attnres", "rd-attnres"])
+def model(request, tokenizer):
+    torch.manual_seed(0)
+    fields = {"n_layers": 3, "d_model": 16, "n_heads": 2, "d_vocab": 300, "n_ctx": 32}
+    made = satlens.build(request.param, **fields).eval()
+    made.tokenizer = tokenizer
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if "query" in name or "alpha" in name:
+                weight += 0.3 * torch.randn_like(weight)
+    return made
+
+
+def drawn(result: Result) -> None:
+    """The figure of the result and of each part."""
+    parts = {part.name: part.table for part in result.parts}
+    for each in (result, *result.parts):
+        figure = figure_for(each.name, each.table, each.summary, parts)
+        assert picture_bytes(figure, dpi=40)
+
+
+def test_every_analysis_is_drawn_and_put_into_words(model) -> None:
+    found = sparsity(model, TEXTS, **OPTIONS)
+    drawn(found)
+    assert words.sparsity(found.table, found.summary)
+
+    found = ablate(model, TEXTS, **OPTIONS)
+    drawn(found)
+    said = words.ablation(found.table, found.summary)
+    assert said
+    assert set(words.ablation_effects(found.table)) <= {
+        ("gate", "zero"),
+        ("gate", "mean"),
+        ("gate", "shuffle"),
+        ("route", "uniform"),
+        ("route", "mean"),
+        ("route", "tie_v"),
+    }
+    assert not any("the intervention" in sentence for sentence in said)
+
+    found = categories(model, TEXTS, tagger="wordlist", **OPTIONS)
+    drawn(found)
+    table = found.part("categories_contrasts").table
+    assert words.categories(table, found.summary)
+    assert words.categories_across("arm", {0: table})
+
+    found = evaluate(model, TEXTS, **OPTIONS)
+    drawn(found)
+
+
+def test_divergence_is_drawn_and_put_into_words(tokenizer) -> None:
+    model = satlens.build("rd-attnres", n_layers=3, d_model=16, n_heads=2, d_vocab=300, n_ctx=32)
+    model.tokenizer = tokenizer
+    found = divergence(model.eval(), TEXTS, **OPTIONS)
+    drawn(found)
+    said = words.divergence(found.table, found.summary)
+    # Both routes start uniform, so nothing tells them apart.
+    assert said[0].kind == "open"
+    assert "are not told apart" in said[0]

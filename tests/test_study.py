@@ -1,0 +1,104 @@
+"""Recipes and plans: what a study will do, before it does it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from satlens.errors import ConfigError
+from satlens.study import load_recipe, make_plan, model_config, study_steps, train_config
+
+
+@pytest.fixture
+def recipe():
+    return load_recipe("tiny")
+
+
+def test_the_shipped_recipe_builds_and_its_arms_differ_in_architecture_only(recipe):
+    configs = {arm: model_config(recipe, arm) for arm in recipe.arms}
+    assert {c.variant for c in configs.values()} == {
+        "transformer",
+        "resformer",
+        "satformer",
+        "attnres",
+        "rd_attnres",
+    }
+    shared = {
+        str(c.with_changes(value_residual={"kind": "none"}, stream={"kind": "residual"}))
+        for c in configs.values()
+    }
+    assert len(shared) == 1
+    assert next(iter(configs.values())).n_layers == 8
+    assert recipe.seeds >= 2
+    assert train_config(recipe, 1).seed == 1
+
+
+def test_every_step_follows_what_it_needs_and_writes_its_own_files(recipe):
+    steps = study_steps(recipe)
+    seen, written = set(), set()
+    for step in steps:
+        assert set(step.needs) <= seen, step.id
+        assert not written.intersection(step.outputs), step.id
+        seen.add(step.id)
+        written.update(step.outputs)
+    assert "report" in seen
+
+
+def test_a_plan_is_frozen_and_grows_by_seeds_only(recipe, tmp_path):
+    plan = make_plan(recipe, tmp_path, seeds=1, tokens=20_480, workers=2)
+    assert (plan.seeds, plan.train["tokens"]) == (1, 20_480)
+    before = (tmp_path / "plan.json").read_text()
+    assert make_plan(recipe, tmp_path, seeds=1, tokens=20_480, workers=1) == plan
+    assert (tmp_path / "plan.json").read_text() == before
+
+    assert make_plan(recipe, tmp_path, seeds=3, tokens=20_480, workers=2).seeds == 3
+    assert make_plan(recipe, tmp_path, tokens=20_480, workers=2).seeds == 3
+    with pytest.raises(ConfigError, match=r"plan\.json: tokens: .* choose another --out"):
+        make_plan(recipe, tmp_path, tokens=40_960, workers=2)
+    with pytest.raises(ConfigError, match=r"plan\.json: corpus"):
+        make_plan(recipe, tmp_path, tokens=20_480, corpus="other.txt", workers=2)
+    assert json.loads((tmp_path / "plan.json").read_text())["recipe"]["corpus"] == "sotu"
+
+
+def test_minutes_become_equal_whole_step_budgets_once(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("satlens.actions.tokens_a_minute", lambda arms, cfg, workers: 10_000.0)
+    plan = make_plan(recipe, tmp_path, minutes=2.5, seeds=1, workers=2)
+    assert plan.train["tokens"] == 25_000 // 1024 * 1024
+    monkeypatch.setattr("satlens.actions.tokens_a_minute", lambda arms, cfg, workers: 1.0)
+    assert make_plan(recipe, tmp_path, minutes=2.5, seeds=1, workers=2) == plan
+    with pytest.raises(ConfigError, match="--minutes"):
+        make_plan(recipe, tmp_path / "x", minutes=1.0, tokens=5, workers=2)
+
+
+def test_bad_recipes_name_file_and_field(tmp_path):
+    with pytest.raises(ConfigError, match="no such recipe; there are tiny"):
+        load_recipe("tinny")
+    path = tmp_path / "bad.yaml"
+    for text, message in (
+        ("name: a\ntitle: b\nsedes: 3\n", r"unknown field 'sedes' \(did you mean 'seeds'\?\)"),
+        ("name: a\ntitle: b\nseeds: 0\n", "seeds: must be positive"),
+        ("name: a\ntitle: b\ncontrasts: [[x, y]]\n", "contrasts: no arm 'x'"),
+        ("name: [", "bad.yaml"),
+        ("- a\n", "expected a mapping"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_recipe(str(path))
+
+
+def test_a_missing_corpus_is_one_line(recipe, tmp_path):
+    plan = make_plan(recipe, tmp_path, corpus="absent.jsonl", workers=1)
+    with pytest.raises(ConfigError, match=r"absent\.jsonl: corpus: no such file"):
+        study_steps(plan)
+
+
+def test_changed_parameters_of_a_step_change_its_key_alone(recipe):
+    from dataclasses import replace
+
+    longer = replace(recipe, slices={**recipe.slices, "ablation": 99})
+    old = {s.id: s.params for s in study_steps(recipe)}
+    new = {s.id: s.params for s in study_steps(longer)}
+    changed = {name for name in old if old[name] != new[name]}
+    assert changed
+    assert all(name.endswith("/ablation") for name in changed)
