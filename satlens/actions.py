@@ -65,7 +65,7 @@ def analyse(root: Path, params: dict[str, Any], report: Report) -> None:
     torch.set_num_threads(1)
     name = params["analysis"]
     functions = {"evaluation": "evaluate", "ablation": "ablate"}
-    options = dict(RESULT_OPTIONS, max_tokens_per_document=params["limit"])
+    options = {**RESULT_OPTIONS, "max_tokens_per_document": params["limit"], **params["options"]}
     if name == "categories":
         options["cache_dir"] = root / "tags"
     model = satlens.load(root / params["checkpoint"])

@@ -33,7 +33,7 @@ Analysis = Literal["evaluation", "sparsity", "categories", "divergence", "ablati
 PLAN = "plan.json"
 # Relative cost of a step, for the order of work and the estimate of what is left: seconds on one
 # core at the tiny scale.
-COSTS = {"evaluation": 30, "sparsity": 15, "categories": 20, "divergence": 10, "ablation": 80}
+COSTS = {"evaluation": 8, "sparsity": 12, "categories": 10, "divergence": 10, "ablation": 60}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -46,6 +46,8 @@ class Arm:
     """Fields that differ from the variant and from the recipe's model."""
     analyses: tuple[Analysis, ...] = ("evaluation",)
     """What is measured on each trained seed."""
+    options: dict[Analysis, dict[str, Any]] = field(default_factory=dict)
+    """Further arguments of an analysis, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -254,7 +256,7 @@ def study_steps(recipe: Recipe) -> list[Step]:
         "limit": recipe.slices.get("evaluation"),
     }
     outputs = tuple(f"results/{name}" for name in _files("comparison"))
-    steps.append(_step("comparison", params, needs, outputs, 30))
+    steps.append(_step("comparison", params, needs, outputs, 60))
     curves = tuple(f"results/{name}" for name in _files("curves"))
     steps.append(_step("curves", {"runs": runs}, needs, curves, 5))
     results = tuple(s.id for s in steps if s.id.startswith("results/"))
@@ -289,6 +291,7 @@ def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
                     "checkpoint": f"{run}/final",
                     "out": folder,
                     "limit": recipe.slices.get(name),
+                    "options": recipe.arms[arm].options.get(name, {}),
                 },
                 needs=needs,
                 outputs=tuple(f"{folder}/{file}" for file in _files(name, _part(name, model))),

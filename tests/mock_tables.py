@@ -268,3 +268,15 @@ def evaluation(level: float = 4.2, n: int = N_DOCUMENTS) -> tuple[pd.DataFrame, 
     table = table.assign(cluster="", perplexity=np.exp(nll), n_documents=1, n_tokens=900, flags="")
     perplexity = {"estimate": float(np.exp(level)), "low": None, "high": None}
     return table, {"nll": cell(level, 0.03), "perplexity": perplexity, "n_documents": n}
+
+
+def bench() -> pd.DataFrame:
+    """A transformer, itself again, and two variants."""
+    rows = [
+        ("transformer", "transformer", 1.0, 1.0),
+        ("transformer (again)", "transformer", 1.002, 1.0),
+        ("satformer", "transformer", 0.97, 1.001),
+        ("rd-attnres", "attnres", 0.95, 1.07),
+    ]
+    table = pd.DataFrame(rows, columns=["variant", "reference", "speed_ratio", "memory_ratio"])
+    return counted(with_ends(table, "speed_ratio", 0.01))

@@ -35,6 +35,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, rounds done and rounds in all."""
 
 _WARM_UP = 2
+_D_HEAD = 64
 _PRODUCT_WIDTHS = (1024, 2048)
 _BF16_CAPABILITIES = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 
@@ -78,7 +79,8 @@ def bench(
             when both are there.
         steps: timed rounds.
         precision: bf16 (autocast) or fp32.
-        fields: further fields of every model, such as ``n_heads``.
+        fields: further fields of every model, such as ``n_heads``; heads are 64 wide (as at the
+            papers' scales) where that divides ``d_model``.
 
     Raises:
         ConfigError: an unknown variant, field or precision.
@@ -88,6 +90,8 @@ def bench(
         raise AnalysisError(f"bench: steps: quartiles need at least 2 rounds, got {steps}")
     if precision not in ("bf16", "fp32"):
         raise ConfigError(f"bench: precision: expected bf16 or fp32, got {precision!r}")
+    if d_model % _D_HEAD == 0:
+        fields = {"n_heads": d_model // _D_HEAD, **fields}
     sizes = {"d_model": d_model, "n_layers": n_layers, "n_ctx": n_ctx, **fields}
     others = [name for name in dict.fromkeys(variants) if name != BASELINE]
     names = {BASELINE: BASELINE, CONTROL: BASELINE, **{name: name for name in others}}

@@ -11,6 +11,7 @@ from satlens.errors import AnalysisError
 from satlens.plotting.figures_ablation import ablation_figure
 from satlens.plotting.figures_arms import comparison_figure, curves_figure, evaluation_figure
 from satlens.plotting.figures_categories import categories_figure, contrasts_figure
+from satlens.plotting.figures_cost import bench_figure
 from satlens.plotting.figures_divergence import divergence_figure
 from satlens.plotting.figures_sites import route_weights_figure, sparsity_figure
 from satlens.plotting.style import Frame, Parts
@@ -27,6 +28,7 @@ FIGURES: dict[str, Maker] = {
     "comparison": comparison_figure,
     "curves": curves_figure,
     "evaluation": evaluation_figure,
+    "bench": bench_figure,
 }
 """By name of the result; each maker takes the table, the summary and the tables of the parts."""
 

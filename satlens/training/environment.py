@@ -16,6 +16,7 @@ import satlens
 from satlens.config import ModelConfig, TrainConfig, to_dict
 from satlens.data.dataset import PreparedDataset
 from satlens.data.windows import Windows
+from satlens.training.allocator import keep_freed_memory
 from satlens.training.plan import Plan
 
 
@@ -71,6 +72,8 @@ def code_identity() -> dict[str, str]:
 @contextmanager
 def torch_settings(cfg: TrainConfig, device: torch.device) -> Iterator[None]:
     """Threads and deterministic kernels as the config says, and as before at the end."""
+    if device.type == "cpu":
+        keep_freed_memory()
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -96,6 +96,7 @@ def cases() -> dict:
         "curves": ("curves", mock.curves(), {"reference": "transformer"}, {}),
         "one curve": ("curves", mock.curves(("satformer",), 1), {}, {}),
         "evaluation": ("evaluation", *evaluation, {}),
+        "bench": ("bench", mock.bench(), {"noise_floor": [0.99, 1.0, 1.01]}, {}),
         "evaluation of one document": ("evaluation", mock.evaluation(n=1)[0], {}, {}),
     }
 
