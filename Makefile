@@ -39,7 +39,7 @@ lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 types: install
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
 	rm -rf .venv

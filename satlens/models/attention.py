@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
@@ -78,10 +79,10 @@ class ForwardContext(NamedTuple):
 class Projected(NamedTuple):
     """Projections of one attention sublayer, before mixing and RoPE."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gate_pre: Tensor | None
+    q: Float[Tensor, "B T H E"]
+    k: Float[Tensor, "B T K E"]
+    v: Float[Tensor, "B T K E"]
+    gate_pre: Float[Tensor, "B T K"] | None
 
 
 class Attention(nn.Module):
@@ -159,9 +160,13 @@ class Attention(nn.Module):
     # -- value residual -----------------------------------------------------------------------
 
     def mix_values(
-        self, v: Tensor, v_first: Tensor, gate_pre: Tensor | None, shared_lambda: Tensor | None
-    ) -> Tensor:
-        """V' = scale V + gate V_1, all (B, T, K, E) with weights (B, T, K)."""
+        self,
+        v: Float[Tensor, "B T K E"],
+        v_first: Float[Tensor, "B T K E"],
+        gate_pre: Float[Tensor, "B T K"] | None,
+        shared_lambda: Float[Tensor, " layers"] | None,
+    ) -> Float[Tensor, "B T K E"]:
+        """V' = scale V + gate V_1."""
         v_first = isolated(self.hook_v_first, v_first)
         shape = v.shape[:-1]
         if isinstance(self.values, StaticValues):
@@ -178,9 +183,12 @@ class Attention(nn.Module):
     # -- attention ----------------------------------------------------------------------------
 
     def forward(
-        self, projected: Projected, v_first: Tensor | None, context: ForwardContext
-    ) -> Tensor:
-        """Projections -> what the sublayer adds, (B, T, D)."""
+        self,
+        projected: Projected,
+        v_first: Float[Tensor, "B T K E"] | None,
+        context: ForwardContext,
+    ) -> Float[Tensor, "B T D"]:
+        """Projections -> what the sublayer adds."""
         q, k, v, gate_pre = projected
         if self.values is not None and v_first is not None:
             v = self.mix_values(v, v_first, gate_pre, context.shared_lambda)
@@ -251,13 +259,16 @@ def _hooked_static(point: HookPoint, weight: Tensor, shape: torch.Size) -> Tenso
 
 
 def allowed_keys(
-    length: int, window: int | None, documents: Tensor | None, device: torch.device
-) -> Tensor | None:
-    """Which keys each query sees: (B or 1, T, S) bool, or None for all earlier ones.
+    length: int,
+    window: int | None,
+    documents: Int[Tensor, "B T"] | None,
+    device: torch.device,
+) -> Bool[Tensor, "batch T T"] | None:
+    """Which keys each query sees, for each sequence or for all; None means all earlier ones.
 
     Args:
         window: query i sees keys i - window < j <= i.
-        documents: (B, T) ids; attention stays within equal ids (padding is one more document).
+        documents: ids; attention stays within equal ids (padding is one more document).
     """
     if documents is None and (window is None or window >= length):
         return None

@@ -14,13 +14,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 QUERY_BLOCK = 128
 
 
-def blocked_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+def blocked_attention(
+    q: Float[Tensor, "N G T E"],
+    k: Float[Tensor, "N T E"],
+    v: Float[Tensor, "N T E"],
+    bias: Float[Tensor, "#N GT T"],
+    scale: float,
+) -> Float[Tensor, "N G T E"]:
     """softmax(scale q k^T + bias) v for a bias that hides all later keys.
 
     Args:

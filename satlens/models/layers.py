@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformer_lens.hook_points import HookPoint
@@ -64,7 +65,7 @@ def heads_first(x: Tensor) -> Tensor:
 # -- RMSNorm ------------------------------------------------------------------------------------
 
 
-def rms_scale(x: Tensor, eps: float) -> Tensor:
+def rms_scale(x: Float[Tensor, "*rows D"], eps: float) -> Float[Tensor, "*rows 1"]:
     """sqrt(mean(x^2) + eps) over the last axis, kept: (..., D) -> (..., 1)."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return (norm.square() / x.shape[-1] + eps).sqrt()
@@ -138,8 +139,8 @@ class RMSNorm(nn.Module):
         normalized = self.hook_normalized(wide / self.hook_scale(rms_scale(wide, self.eps)))
         return (normalized * self.weight).to(compute_dtype(self.weight))
 
-    def forward(self, x: Tensor, eager: bool = False) -> Tensor:
-        """(..., D) -> (..., D)."""
+    def forward(self, x: Float[Tensor, "*rows D"], eager: bool = False) -> Float[Tensor, "*rows D"]:
+        """The normalised rows, times the weight."""
         if eager or self.is_hooked():
             return self.explicit(x)
         return _RMSNorm.apply(x, self.weight, self.eps, compute_dtype(self.weight))
@@ -174,8 +175,8 @@ class HeadNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, H, E) -> (B, T, H, E)."""
+    def forward(self, x: Float[Tensor, "B T H E"]) -> Float[Tensor, "B T H E"]:
+        """Every head's vector, normalised."""
         return _RMSNorm.apply(x, self.weight, self.eps, x.dtype)
 
 
@@ -222,7 +223,12 @@ class _RoPE(torch.autograd.Function):
         return _rotate(grad_q, cos, -sin), _rotate(grad_k, cos, -sin), None, None
 
 
-def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rope(
+    q: Float[Tensor, "B T H E"],
+    k: Float[Tensor, "B T K E"],
+    cos: Float[Tensor, "T E"],
+    sin: Float[Tensor, "T E"],
+) -> tuple[Float[Tensor, "B T H E"], Float[Tensor, "B T K E"]]:
     """Rotate queries (B, T, H, E) and keys (B, T, K, E) by position, over the full head width."""
     return _RoPE.apply(q, k, cos, sin)
 
@@ -230,7 +236,7 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
 # -- MLP ------------------------------------------------------------------------------------------
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu(gate: Float[Tensor, "B T M"], up: Float[Tensor, "B T M"]) -> Float[Tensor, "B T M"]:
     """silu(gate) * up; silu on strided rows would be twice as slow."""
     return F.silu(gate.contiguous()) * up
 
@@ -273,8 +279,8 @@ class MLP(nn.Module):
             self.hook_pre_linear = HookPoint()
             self.hook_post = HookPoint()
 
-    def forward(self, y: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+    def forward(self, y: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """What the MLP adds."""
         if not self.d_mlp:
             return torch.zeros_like(y)
         gate_up = self.gate_up(y)
@@ -294,6 +300,8 @@ class Unembed(nn.Module):
         if not tied:
             self.weight = nn.Parameter(torch.empty(d_vocab, d_model))
 
-    def forward(self, x: Tensor, tied_weight: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, V) in the compute dtype."""
+    def forward(
+        self, x: Float[Tensor, "B T D"], tied_weight: Float[Tensor, "V D"]
+    ) -> Float[Tensor, "B T V"]:
+        """Logits in the compute dtype."""
         return F.linear(x, getattr(self, "weight", tied_weight))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -19,7 +20,9 @@ CHUNK_ELEMENTS = 2**18
 """Logits treated at once on a CPU: about what its cache holds in fp32."""
 
 
-def negative_log_likelihood(logits: Tensor, targets: Tensor, per_token: bool) -> Tensor:
+def negative_log_likelihood(
+    logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"], per_token: bool
+) -> Float[Tensor, " N"] | Float[Tensor, ""]:
     """-log softmax(logits)[target] in nats, computed in fp32 or better.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -78,8 +79,10 @@ class _AddGated(torch.autograd.Function):
         return grad, torch.linalg.vecdot(grad, v_first), grad * gate[..., None]
 
 
-def add_gated(v: Tensor, gate: Tensor, v_first: Tensor) -> Tensor:
-    """v + gate v_first: (B, T, K, E) values with gates (B, T, K)."""
+def add_gated(
+    v: Float[Tensor, "B T K E"], gate: Float[Tensor, "B T K"], v_first: Float[Tensor, "B T K E"]
+) -> Float[Tensor, "B T K E"]:
+    """v + gate v_first, a gate a token and head."""
     return _AddGated.apply(v, gate, v_first)
 
 
@@ -92,8 +95,8 @@ class GatedValues(nn.Module):
         self.rows = n_heads
         self.alpha = nn.Linear(d_model, n_heads, bias=config.bias)
 
-    def activate(self, pre: Tensor) -> Tensor:
-        """Gate function g on pre-activations (B, T, K)."""
+    def activate(self, pre: Float[Tensor, "B T K"]) -> Float[Tensor, "B T K"]:
+        """Gate function g on pre-activations."""
         match self.gate:
             case "relu":
                 return pre.relu()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -24,13 +25,13 @@ from satlens.models.layers import at_least_fp32, rms_backward, rms_scale
 
 
 def route_weights(
-    sources: Sequence[Tensor],
-    queries: Tensor,
-    gamma: Tensor,
-    scales: tuple[Tensor, ...],
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Route weights of every role: (n, B, T, R), summing to one over n.
+    sources: Sequence[Float[Tensor, "B T D"]],
+    queries: Float[Tensor, "R D"],
+    gamma: Float[Tensor, " D"],
+    scales: Sequence[Float[Tensor, "B T 1"]],
+    bias: Float[Tensor, "R n"] | None = None,
+) -> Float[Tensor, "n B T R"]:
+    """Route weights of every role, summing to one over n.
 
     Args:
         sources: n tensors (B, T, D).
@@ -51,8 +52,10 @@ def _products(sources: Sequence[Tensor], directions: Tensor) -> Tensor:
     return torch.stack([s @ directions.t() for s in sources])
 
 
-def mix(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """sum_i weights[i] s_i: weights (n, B, T, 1) -> (B, T, D)."""
+def mix(
+    sources: Sequence[Float[Tensor, "B T D"]], weights: Float[Tensor, "n B T 1"]
+) -> Float[Tensor, "B T D"]:
+    """sum_i weights[i] s_i."""
     mixture = sources[0] * weights[0]
     for source, weight in zip(sources[1:], weights[1:], strict=True):
         mixture = torch.addcmul(mixture, source, weight)
