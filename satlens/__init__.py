@@ -52,7 +52,7 @@ _HOMES = {
     "sparsity": "satlens.analysis.sparsity",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

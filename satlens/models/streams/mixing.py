@@ -28,7 +28,7 @@ def route_weights(
     sources: Sequence[Float[Tensor, "B T D"]],
     queries: Float[Tensor, "R D"],
     gamma: Float[Tensor, " D"],
-    scales: Sequence[Float[Tensor, "B T 1"]],
+    scales: tuple[Float[Tensor, "B T 1"], ...],
     bias: Float[Tensor, "R n"] | None = None,
 ) -> Float[Tensor, "n B T R"]:
     """Route weights of every role, summing to one over n.
