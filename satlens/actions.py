@@ -39,7 +39,14 @@ def tags(root: Path, params: dict[str, Any], report: Report) -> None:
     documents = Windows(
         dataset.split("test").documents, 1, max_tokens_per_document=params["limit"]
     ).documents
-    tag_documents(documents, dataset.tokenizer, cache_dir=root / "tags", progress=_counted(report))
+    tag_documents(
+        documents,
+        dataset.tokenizer,
+        tagger=params["tagger"],
+        entities=params["entities"],
+        cache_dir=root / params["folder"],
+        progress=_counted(report),
+    )
 
 
 def train(root: Path, params: dict[str, Any], report: Report) -> None:
@@ -53,23 +60,20 @@ def train(root: Path, params: dict[str, Any], report: Report) -> None:
         PreparedDataset.open(root / "data"),
         root / params["run"],
         progress=_TrainProgress(report),
+        device=params["device"],
     )
 
 
 def analyse(root: Path, params: dict[str, Any], report: Report) -> None:
     """One analysis of one checkpoint on the test documents."""
-    import torch
-
     import satlens
 
-    torch.set_num_threads(1)
     name = params["analysis"]
-    functions = {"evaluation": "evaluate", "ablation": "ablate"}
     options = {**RESULT_OPTIONS, "max_tokens_per_document": params["limit"], **params["options"]}
-    if name == "categories":
-        options["cache_dir"] = root / "tags"
-    model = satlens.load(root / params["checkpoint"])
-    result = getattr(satlens, functions.get(name, name))(
+    if "tags" in params:
+        options["cache_dir"] = root / params["tags"]
+    model = satlens.load(root / params["checkpoint"], device=params["device"])
+    result = analysis_function(name)(
         model,
         root / "data",
         progress=_counted(report),
@@ -77,6 +81,14 @@ def analyse(root: Path, params: dict[str, Any], report: Report) -> None:
         **options,
     )
     result.save(root / params["out"])
+
+
+def analysis_function(name: str) -> Callable[..., Any]:
+    """The public function behind the name of a result."""
+    import satlens
+
+    verbs = {"evaluation": "evaluate", "ablation": "ablate"}
+    return getattr(satlens, verbs.get(name, name))
 
 
 def comparison(root: Path, params: dict[str, Any], report: Report) -> None:
@@ -88,6 +100,7 @@ def comparison(root: Path, params: dict[str, Any], report: Report) -> None:
         runs,
         root / "data",
         contrasts=params["contrasts"],
+        device=params["device"],
         max_tokens_per_document=params["limit"],
         progress=_counted(report),
         **RESULT_OPTIONS,

@@ -62,16 +62,22 @@ Resume = Annotated[
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 
 
-@app.callback()
-def _options(
-    debug: Annotated[bool, typer.Option(help="Show tracebacks.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
+def _version(asked: bool) -> None:
+    if asked:
         from satlens import __version__
 
         print(__version__)
         raise typer.Exit
+
+
+@app.callback(help=app.info.help)
+def _options(
+    debug: Annotated[bool, typer.Option(help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before the verb."""
 
 
 # -- analyses ------------------------------------------------------------------------------------
@@ -249,12 +255,17 @@ def _analyse(
 
 
 def _deliver(result: Result, out: Path | None, as_json: bool) -> None:
-    """The result as files (when asked for), and its summary or its table on stdout."""
+    """The result as files (when asked for), and its summary or its tables on stdout."""
     written = result.save(out) if out is not None else []
     if as_json:
         print(json.dumps(result.summary, indent=1))
         return
-    print(result.to_frame().to_string(index=False, max_colwidth=40, float_format="{:.4g}".format))
+    from satlens.display import headlines, table_text
+
+    for table in (result, *result.parts):
+        print(f"{table.name}\n{table_text(table.to_frame(), table.key_columns)}\n")
+    for line in headlines(result.summary):
+        print(line)
     for note in result.notes:
         print(f"note: {note}")
     for path in written:
@@ -278,6 +289,9 @@ def compare(
     out: Out = None,
     batch_size: BatchSize = 8,
     max_tokens: MaxTokens = None,
+    max_documents: MaxDocuments = None,
+    device: Device = "cpu",
+    resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
     """Paired differences between trained arms: per seed, their mean and a t interval."""
@@ -290,18 +304,15 @@ def compare(
         if not separator or not folders:
             raise ConfigError(f"{entry}: expected ARM=FOLDER[,FOLDER...]")
         arms[arm] = folders.split(",")
-    first = next(iter(arms))
-    chosen = baseline or first
     with progress_bar(quiet=as_json) as progress:
         result = satlens.compare(
             arms,
             data,
-            contrasts=[(arm, chosen) for arm in arms if arm != chosen],
-            split=split,
+            baseline=baseline or next(iter(arms)),
             allow=tuple(allow or ()),
-            batch_size=batch_size,
-            max_tokens_per_document=max_tokens,
+            device=device,
             progress=progress,
+            **_slice(split, batch_size, max_tokens, max_documents, resume),
         )
     _deliver(result, out, as_json)
 
@@ -323,6 +334,10 @@ def prepare(
         str, typer.Option(help="JSONL field of a document's larger work, or id-prefix.")
     ] = "cluster",
     text_field: Annotated[str, typer.Option(help="JSONL field of the text.")] = "text",
+    id_field: Annotated[str, typer.Option(help="JSONL field of a document's id.")] = "id",
+    separator: Annotated[
+        str | None, typer.Option(help="Line that separates documents in text files.")
+    ] = None,
 ) -> None:
     """Tokenise a corpus: split by document, train a byte-level BPE, write checked shards."""
     from satlens.data.prepare import prepare as run
@@ -336,6 +351,8 @@ def prepare(
             tokenizer=tokenizer,
             cluster_field=cluster_field,
             text_field=text_field,
+            id_field=id_field,
+            separator=separator,
             progress=progress,
         )
     for name in ("train", "val", "pool", "test"):
@@ -359,21 +376,24 @@ def train(
 ) -> None:
     """Train one model; killed and rerun, it continues and ends with the same bits."""
     from satlens.config import TrainConfig, make, to_dict
-    from satlens.models.presets import config_for
+    from satlens.data.dataset import PreparedDataset
+    from satlens.models.presets import PRESETS, config_for
 
     fields = _overrides(set_ or [])
-    model_cfg = config_for(variant, **fields["model"])
     train_cfg = make(TrainConfig, fields["train"], "--set train")
+    model_cfg = config_for(variant, **fields["model"])
     if dry_run:
         from satlens.training.plan import describe
 
         facts = describe(model_cfg, train_cfg)
         print(json.dumps({**facts, "model": to_dict(model_cfg), "train": to_dict(train_cfg)}))
         return
-    from satlens.data.dataset import PreparedDataset
     from satlens.training import train as run
 
-    print(run(model_cfg, train_cfg, PreparedDataset.open(data), out, device=device))
+    dataset = PreparedDataset.open(data)
+    if "d_vocab" not in fields["model"] and variant not in PRESETS:
+        model_cfg = model_cfg.with_changes(d_vocab=dataset.vocab_size)
+    print(run(model_cfg, train_cfg, dataset, out, device=device))
 
 
 def _overrides(entries: list[str]) -> dict[str, dict[str, Any]]:
@@ -434,13 +454,17 @@ def bench(
 @app.command()
 def reproduce(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (tiny) or a YAML file.")],
-    seeds: Annotated[int | None, typer.Option(help="Paired seeds of every arm.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Training tokens of every run.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Paired seeds of every arm; more extend a study.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Training tokens of every run.")] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Training time, turned once into equal token budgets for all arms."),
     ] = None,
-    corpus: Annotated[str | None, typer.Option(help="Text, folder or JSONL(.gz) to use.")] = None,
+    corpus: Annotated[
+        str | None, typer.Option(help="Folder of text files, or JSONL(.gz), a document a line.")
+    ] = None,
     cluster_field: Annotated[
         str | None, typer.Option(help="JSONL field of a document's larger work, or id-prefix.")
     ] = None,
@@ -448,8 +472,9 @@ def reproduce(
         Path | None, typer.Option(help="Folder of the study; default runs/<recipe>.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes, one thread each; default: the CPUs.")
+        int | None, typer.Option(min=1, help="Processes, one thread each; default: the CPUs.")
     ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
 ) -> None:
     """Run a whole study: prepare, train, measure, draw, report. A rerun does what is missing."""
     from satlens import study
@@ -457,11 +482,7 @@ def reproduce(
 
     chosen = study.load_recipe(recipe)
     root = out or Path("runs") / chosen.name
-    n_workers = (
-        workers or len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else (workers or os.cpu_count() or 1)
-    )
+    n_workers = workers or _cpus()
     plan = study.make_plan(
         chosen,
         root,
@@ -470,12 +491,21 @@ def reproduce(
         minutes=minutes,
         corpus=corpus,
         cluster_field=cluster_field,
+        device=device,
         workers=n_workers,
     )
+    if seeds is not None and plan.seeds > seeds:
+        print(f"{root}: its plan has {plan.seeds} seeds already", file=sys.stderr)
     ran = study.run_study(plan, root, n_workers, StudyDisplay)
     if not ran:
         print(f"{root}: everything is up to date")
     print(f"report: {root / 'report.html'}")
+
+
+def _cpus() -> int:
+    """Processors that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable is not None else os.cpu_count() or 1
 
 
 @app.command()

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from satlens.runner import Step
 
@@ -22,10 +23,9 @@ def progress_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None
         yield _plain_progress()
         return
     from rich.console import Console
-    from rich.progress import Progress, TimeRemainingColumn
+    from rich.progress import Progress
 
-    columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, int] = {}
 
         def show(stage: str, done: int, total: int) -> None:
@@ -101,3 +101,52 @@ def format_seconds(seconds: float) -> str:
     """``8 s`` or ``3 min 05 s``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+# -- results on a terminal -------------------------------------------------------------------------
+
+MAX_COLUMNS = 6
+
+
+def table_text(table: Any, keys: list[str]) -> str:
+    """A result table for a terminal: its keys and first statistics, each with its interval.
+
+    Statistics of the untrained model and those beyond the first six are left to the CSV.
+    """
+    skipped = {*keys, "n_documents", "n_tokens", "flags"}
+    names = [
+        name
+        for name in table
+        if name not in skipped
+        and not name.endswith(("_low", "_high"))
+        and table[name].notna().any()
+    ]
+    first = [name for name in names if not name.endswith("_init")][:MAX_COLUMNS]
+    shown = table[keys].copy()
+    for name in first:
+        ends = [table.get(name + end, [None] * len(table)) for end in ("_low", "_high")]
+        shown[name] = [with_interval(*cells) for cells in zip(table[name], *ends, strict=True)]
+    left = len(names) - len(first)
+    more = f"\n({left} more statistics in the CSV that --out writes)" if left else ""
+    return shown.to_string(index=False, max_colwidth=44, na_rep="") + more
+
+
+def with_interval(value: Any, low: Any = None, high: Any = None) -> str:
+    """``0.312 [0.301, 0.325]``, or the value alone where there is no interval."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if value != value:
+        return ""
+    if low is None or high is None or low != low or high != high:
+        return f"{value:.4g}"
+    return f"{value:.4g} [{low:.4g}, {high:.4g}]"
+
+
+def headlines(summary: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every estimate in a result's summary with its interval, a line each."""
+    for name, value in summary.items():
+        if isinstance(value, dict) and "estimate" in value:
+            ends = value.get("estimate"), value.get("low"), value.get("high")
+            yield f"{prefix}{name}: {with_interval(*ends)}"
+        elif isinstance(value, dict):
+            yield from headlines(value, f"{prefix}{name}.")

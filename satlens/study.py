@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass
 
 from satlens.config import STRICT, ModelConfig, TrainConfig, make, to_dict
 from satlens.errors import ConfigError
-from satlens.runner import Display, Step, run_steps, stale_steps
+from satlens.runner import Display, Step, hash_path, run_steps, stale_steps
 
 Analysis = Literal["evaluation", "sparsity", "categories", "divergence", "ablation"]
 PLAN = "plan.json"
@@ -67,6 +67,8 @@ class Recipe:
     """Tokens of the BPE trained on the training split."""
     seeds: int = 2
     """Paired seeds, 0 to seeds - 1."""
+    device: str = "cpu"
+    """Where models train and are measured: cpu, or cuda (then one process at a time is wise)."""
     model: dict[str, Any] = field(default_factory=dict)
     """Model fields common to all arms."""
     train: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class Recipe:
     arms: dict[str, Arm] = field(default_factory=dict)
     """Arms by name, in order."""
     contrasts: tuple[tuple[str, str], ...] = ()
-    """Pairs of arms compared, first minus second."""
+    """Pairs of arms compared, first minus second; by default every arm with the first."""
     slices: dict[Analysis, int] = field(default_factory=dict)
     """First tokens of every test document that each analysis covers; all where absent."""
 
@@ -83,6 +85,8 @@ class Recipe:
             for arm in pair:
                 if arm not in self.arms:
                     raise ValueError(f"contrasts: no arm {arm!r} among {', '.join(self.arms)}")
+        if not self.arms:
+            raise ValueError("arms: a study needs at least one")
         if self.seeds < 1:
             raise ValueError(f"seeds: must be positive, got {self.seeds}")
 
@@ -126,6 +130,7 @@ def make_plan(
     minutes: float | None = None,
     corpus: str | None = None,
     cluster_field: str | None = None,
+    device: str | None = None,
     workers: int,
 ) -> Recipe:
     """The recipe with the options applied, frozen in ``plan.json``; a rerun uses the plan.
@@ -148,6 +153,7 @@ def make_plan(
         "minutes": minutes,
         "corpus": corpus,
         "cluster_field": cluster_field,
+        "device": device,
     }
     asked = json.loads(json.dumps(asked))
     path = root / PLAN
@@ -161,7 +167,10 @@ def make_plan(
             resolved["corpus"] = corpus if corpus == "sotu" else str(Path(corpus).resolve())
         if cluster_field is not None:
             resolved["cluster_field"] = cluster_field
-        resolved["seeds"] = seeds or recipe.seeds
+        if device is not None:
+            resolved["device"] = device
+        resolved["seeds"] = recipe.seeds if seeds is None else seeds
+        _check_analyses(recipe)
         if minutes is not None:
             tokens = _calibrated(recipe, resolved["seeds"], minutes, workers)
         if tokens is not None:
@@ -206,6 +215,32 @@ def _require_same(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
             )
 
 
+def _check_analyses(recipe: Recipe) -> None:
+    """Refuse, before anything is trained, what would fail after it.
+
+    Raises:
+        ConfigError: an analysis of an arm without such a site, or an option it does not have.
+    """
+    from inspect import signature
+
+    from satlens.actions import analysis_function
+    from satlens.models.decoder import model_sites
+
+    for name, arm in recipe.arms.items():
+        sites = model_sites(model_config(recipe, name))
+        reads = [(s.layer, s.sublayer, s.sources) for s in sites if s.kind == "route"]
+        for analysis in arm.analyses:
+            lacking = analysis != "evaluation" and not sites
+            lacking |= analysis == "divergence" and len(set(reads)) == len(reads)
+            if lacking:
+                raise ConfigError(f"arms.{name}.analyses: {analysis}: this arm has no such site")
+        for analysis, options in arm.options.items():
+            known = signature(analysis_function(analysis)).parameters
+            for option in options:
+                if option not in known:
+                    raise ConfigError(f"arms.{name}.options.{analysis}: no option {option!r}")
+
+
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -229,59 +264,92 @@ def train_config(recipe: Recipe, seed: int) -> TrainConfig:
 
 def study_steps(recipe: Recipe) -> list[Step]:
     """Every step of a study, each after what it needs."""
+    steps = _data_steps(recipe)
+    for seed in range(recipe.seeds):
+        for arm in recipe.arms:
+            steps += _arm_steps(recipe, arm, seed)
+    steps += _comparing_steps(recipe)
+    results = tuple(s.id for s in steps if s.outputs[0].startswith("results/"))
+    steps.append(_step("report", {"title": recipe.title}, results, ("report.html",), 10))
+    return steps
+
+
+def _data_steps(recipe: Recipe) -> list[Step]:
+    """Prepare the corpus, and tag it in every way that some arm's categories ask for."""
     corpus: dict[str, Any] = {
         "corpus": recipe.corpus,
         "cluster_field": recipe.cluster_field,
         "vocab_size": recipe.vocab_size,
     }
     if recipe.corpus != "sotu":
-        from satlens.runner import hash_path
-
         path = Path(recipe.corpus)
         if not path.exists():
             raise ConfigError(f"{path}: corpus: no such file or folder")
         corpus["sha256"] = hash_path(path)
     steps = [_step("data", corpus, (), ("data",), 40)]
-    if any("categories" in arm.analyses for arm in recipe.arms.values()):
-        limit = recipe.slices.get("categories")
-        steps.append(_step("tags", {"limit": limit}, ("data",), ("tags",), 40))
-    for seed in range(recipe.seeds):
-        for arm in recipe.arms:
-            steps += _arm_steps(recipe, arm, seed)
+    limit = recipe.slices.get("categories")
+    for folder, tagger in _taggers(recipe).items():
+        params = {**tagger, "folder": folder, "limit": limit}
+        steps.append(_step("tags", params, ("data",), (folder,), 40, step_id=folder))
+    return steps
+
+
+def _comparing_steps(recipe: Recipe) -> list[Step]:
+    """Tables over all runs: paired differences where there are two arms, training curves."""
     runs = {arm: [f"train/{arm}/seed{k}" for k in range(recipe.seeds)] for arm in recipe.arms}
     needs = tuple(run for arm in runs.values() for run in arm)
-    params = {
-        "runs": runs,
-        "contrasts": recipe.contrasts,
-        "limit": recipe.slices.get("evaluation"),
-    }
-    outputs = tuple(f"results/{name}" for name in _files("comparison"))
-    steps.append(_step("comparison", params, needs, outputs, 60))
-    curves = tuple(f"results/{name}" for name in _files("curves"))
-    steps.append(_step("curves", {"runs": runs}, needs, curves, 5))
-    results = tuple(s.id for s in steps if s.id.startswith("results/"))
-    params = {"title": recipe.title}
-    steps.append(_step("report", params, (*results, "comparison", "curves"), ("report.html",), 10))
+    outputs = tuple(f"results/{name}" for name in _files("curves"))
+    steps = [_step("curves", {"runs": runs}, needs, outputs, 5)]
+    first, *others = recipe.arms
+    contrasts = recipe.contrasts or tuple((other, first) for other in others)
+    if contrasts:
+        params = {
+            "runs": runs,
+            "contrasts": contrasts,
+            "limit": recipe.slices.get("evaluation"),
+            "device": recipe.device,
+        }
+        outputs = tuple(f"results/{name}" for name in _files("comparison"))
+        steps.append(_step("comparison", params, ("data", *needs), outputs, 60))
     return steps
+
+
+def _taggers(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Folder of tags -> tagger, of every way in which the arms' categories tag."""
+    taggers = {}
+    for arm in recipe.arms.values():
+        if "categories" in arm.analyses:
+            options = arm.options.get("categories", {})
+            taggers[_tags_folder(options)] = {
+                "tagger": options.get("tagger", "auto"),
+                "entities": options.get("by") == "entity",
+            }
+    return taggers
+
+
+def _tags_folder(options: dict[str, Any]) -> str:
+    suffix = "-entities" if options.get("by") == "entity" else ""
+    return f"tags/{options.get('tagger', 'auto')}{suffix}"
 
 
 def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
     run = f"train/{arm}/seed{seed}"
     model, train = to_dict(model_config(recipe, arm)), to_dict(train_config(recipe, seed))
-    outputs = (f"{run}/final", f"{run}/metrics.jsonl", f"{run}/run.json")
     steps = [
         Step(
             id=run,
             action="satlens.actions:train",
-            params={"model": model, "train": train, "run": run},
+            params={"model": model, "train": train, "run": run, "device": recipe.device},
             needs=("data",),
-            outputs=outputs,
+            # The whole folder: of other inputs, nothing of it may be continued from.
+            outputs=(run,),
             weight=train["tokens"] / 6000,
         )
     ]
     for name in recipe.arms[arm].analyses:
         folder = f"results/{arm}-seed{seed}"
-        needs = (run, "data", "tags") if name == "categories" else (run, "data")
+        options = recipe.arms[arm].options.get(name, {})
+        tags = _tags_folder(options) if name == "categories" else None
         steps.append(
             Step(
                 id=f"{folder}/{name}",
@@ -291,9 +359,11 @@ def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
                     "checkpoint": f"{run}/final",
                     "out": folder,
                     "limit": recipe.slices.get(name),
-                    "options": recipe.arms[arm].options.get(name, {}),
+                    "options": options,
+                    "device": recipe.device,
+                    **({} if tags is None else {"tags": tags}),
                 },
-                needs=needs,
+                needs=(run, "data") if tags is None else (run, "data", tags),
                 outputs=tuple(f"{folder}/{file}" for file in _files(name, _part(name, model))),
                 weight=COSTS[name],
             )
@@ -307,9 +377,10 @@ def _step(
     needs: tuple[str, ...],
     outputs: tuple[str, ...],
     weight: float,
+    step_id: str | None = None,
 ) -> Step:
     return Step(
-        id=name,
+        id=step_id or name,
         action=f"satlens.actions:{name}",
         params=params,
         needs=needs,

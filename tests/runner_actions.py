@@ -39,3 +39,14 @@ def accumulate(root: Path, params: dict, report) -> None:
         partial.write_text("half ")
         raise DataError("interrupted")
     partial.write_text(partial.read_text() + "whole")
+
+
+def resume(root: Path, params: dict, report) -> None:
+    """Keeps a state beside its result; refuses the state of another version."""
+    state = root / "run" / "resume"
+    state.parent.mkdir(exist_ok=True)
+    if not state.exists():
+        state.write_text(str(params["version"]))
+        raise DataError("interrupted")
+    assert state.read_text() == str(params["version"])
+    (root / params["out"]).write_text("done")

@@ -166,3 +166,16 @@ def test_prepare_train_eval_from_the_shell(tmp_path, monkeypatch, capsys):
     code, _, stderr = satlens_cli(monkeypatch, capsys, "eval", SATFORMER, "--data", data)
     assert code == 1
     assert "outside the vocabulary of 61" in stderr
+
+
+def test_the_version_needs_no_verb(monkeypatch, capsys):
+    assert satlens_cli(monkeypatch, capsys, "--version")[:2] == (0, f"{satlens.__version__}\n")
+
+
+def test_a_terminal_shows_estimates_with_their_intervals_and_the_parts(ids, monkeypatch, capsys):
+    code, stdout, _ = satlens_cli(monkeypatch, capsys, "eval", SATFORMER, "--data", ids)
+    assert code == 0
+    assert re.search(r"^nll: \d\.\d+ \[\d\.\d+, \d\.\d+\]$", stdout, re.MULTILINE)
+    _, stdout, _ = satlens_cli(monkeypatch, capsys, "sparsity", RD, "--data", ids)
+    assert "route_weights" in stdout
+    assert max(map(len, stdout.splitlines())) < 260

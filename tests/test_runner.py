@@ -123,3 +123,18 @@ def test_workers_end_with_a_killed_parent(tmp_path):
             return
         time.sleep(0.1)
     pytest.fail("the worker outlived its parent")
+
+
+def test_the_folder_of_a_step_is_cleared_whole_when_its_inputs_changed(tmp_path):
+    def step(version: int) -> list[Step]:
+        params = {"out": "run/final.txt", "version": version}
+        return [
+            Step(id="x", action="runner_actions:resume", params=params, outputs=("run",)),
+        ]
+
+    with pytest.raises(DataError, match="interrupted"):
+        run(tmp_path, step(1))
+    assert (tmp_path / "run" / "resume").exists()
+    with pytest.raises(DataError, match="interrupted"):
+        run(tmp_path, step(2))
+    assert run(tmp_path, step(2)) == {"x"}

@@ -77,7 +77,8 @@ def test_bad_recipes_name_file_and_field(tmp_path):
     path = tmp_path / "bad.yaml"
     for text, message in (
         ("name: a\ntitle: b\nsedes: 3\n", r"unknown field 'sedes' \(did you mean 'seeds'\?\)"),
-        ("name: a\ntitle: b\nseeds: 0\n", "seeds: must be positive"),
+        ("name: a\ntitle: b\narms: {x: {variant: t}}\nseeds: 0\n", "seeds: must be positive"),
+        ("name: a\ntitle: b\n", "arms: a study needs at least one"),
         ("name: a\ntitle: b\ncontrasts: [[x, y]]\n", "contrasts: no arm 'x'"),
         ("name: [", "bad.yaml"),
         ("- a\n", "expected a mapping"),
@@ -102,3 +103,45 @@ def test_changed_parameters_of_a_step_change_its_key_alone(recipe):
     changed = {name for name in old if old[name] != new[name]}
     assert changed
     assert all(name.endswith("/ablation") for name in changed)
+
+
+def recipe_of(tmp_path, arms: str) -> object:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"name: a\ntitle: b\nseeds: 1\narms:\n{arms}")
+    return load_recipe(str(path))
+
+
+def test_arms_are_compared_with_the_first_one_and_a_single_arm_with_none(tmp_path):
+    two = recipe_of(tmp_path, "  x: {variant: transformer}\n  y: {variant: satformer}\n")
+    steps = {s.id: s for s in study_steps(two)}
+    assert steps["comparison"].params["contrasts"] == (("y", "x"),)
+    one = recipe_of(tmp_path, "  x: {variant: transformer}\n")
+    assert "comparison" not in {s.id for s in study_steps(one)}
+
+
+def test_every_way_of_tagging_has_its_own_folder(tmp_path):
+    recipe = recipe_of(
+        tmp_path,
+        "  x: {variant: satformer, analyses: [categories]}\n"
+        "  y: {variant: satformer, analyses: [categories],"
+        " options: {categories: {tagger: wordlist}}}\n",
+    )
+    steps = {s.id: s for s in study_steps(recipe)}
+    assert steps["tags/wordlist"].params["tagger"] == "wordlist"
+    assert "tags/wordlist" in steps["results/y-seed0/categories"].needs
+    assert "tags/auto" in steps["results/x-seed0/categories"].needs
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("{variant: transformer, analyses: [sparsity]}", "sparsity: this arm has no such site"),
+        ("{variant: attnres, analyses: [divergence]}", "divergence: this arm has no such site"),
+        ("{variant: satformer, options: {sparsity: {x: 1}}}", "sparsity: no option 'x'"),
+    ],
+)
+def test_what_would_fail_after_training_is_refused_before_it(tmp_path, arm, message):
+    recipe = recipe_of(tmp_path, f"  x: {arm}\n")
+    with pytest.raises(ConfigError, match=message):
+        make_plan(recipe, tmp_path / "study", workers=1)
+    assert not (tmp_path / "study").exists()
