@@ -36,9 +36,7 @@ def tags(root: Path, params: dict[str, Any], report: Report) -> None:
     from satlens.data.windows import Windows
 
     dataset = PreparedDataset.open(root / "data")
-    documents = Windows(
-        dataset.split("test").documents, 1, max_tokens_per_document=params["limit"]
-    ).documents
+    documents = Windows(dataset.split("test").documents, 1, **params["slice"]).documents
     tag_documents(
         documents,
         dataset.tokenizer,
@@ -69,7 +67,7 @@ def analyse(root: Path, params: dict[str, Any], report: Report) -> None:
     import satlens
 
     name = params["analysis"]
-    options = {**RESULT_OPTIONS, "max_tokens_per_document": params["limit"], **params["options"]}
+    options = {**RESULT_OPTIONS, **params["slice"], **params["options"]}
     if "tags" in params:
         options["cache_dir"] = root / params["tags"]
     model = satlens.load(root / params["checkpoint"], device=params["device"])
@@ -101,8 +99,8 @@ def comparison(root: Path, params: dict[str, Any], report: Report) -> None:
         root / "data",
         contrasts=params["contrasts"],
         device=params["device"],
-        max_tokens_per_document=params["limit"],
         progress=_counted(report),
+        **params["slice"],
         **RESULT_OPTIONS,
     ).save(root / "results")
 

@@ -77,6 +77,8 @@ class Recipe:
     """Arms by name, in order."""
     contrasts: tuple[tuple[str, str], ...] = ()
     """Pairs of arms compared, first minus second; by default every arm with the first."""
+    max_documents: int | None = None
+    """Test documents that every analysis covers, a fixed sample; all where null."""
     slices: dict[Analysis, int] = field(default_factory=dict)
     """First tokens of every test document that each analysis covers; all where absent."""
 
@@ -287,9 +289,8 @@ def _data_steps(recipe: Recipe) -> list[Step]:
             raise ConfigError(f"{path}: corpus: no such file or folder")
         corpus["sha256"] = hash_path(path)
     steps = [_step("data", corpus, (), ("data",), 40)]
-    limit = recipe.slices.get("categories")
     for folder, tagger in _taggers(recipe).items():
-        params = {**tagger, "folder": folder, "limit": limit}
+        params = {**tagger, "folder": folder, "slice": _slice(recipe, "categories")}
         steps.append(_step("tags", params, ("data",), (folder,), 40, step_id=folder))
     return steps
 
@@ -306,7 +307,7 @@ def _comparing_steps(recipe: Recipe) -> list[Step]:
         params = {
             "runs": runs,
             "contrasts": contrasts,
-            "limit": recipe.slices.get("evaluation"),
+            "slice": _slice(recipe, "evaluation"),
             "device": recipe.device,
         }
         outputs = tuple(f"results/{name}" for name in _files("comparison"))
@@ -358,7 +359,7 @@ def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
                     "analysis": name,
                     "checkpoint": f"{run}/final",
                     "out": folder,
-                    "limit": recipe.slices.get(name),
+                    "slice": _slice(recipe, name),
                     "options": options,
                     "device": recipe.device,
                     **({} if tags is None else {"tags": tags}),
@@ -369,6 +370,14 @@ def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
             )
         )
     return steps
+
+
+def _slice(recipe: Recipe, name: Analysis) -> dict[str, int | None]:
+    """The part of the test split that an analysis covers."""
+    return {
+        "max_documents": recipe.max_documents,
+        "max_tokens_per_document": recipe.slices.get(name),
+    }
 
 
 def _step(
