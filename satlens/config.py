@@ -7,15 +7,28 @@ type or an impossible value raises :class:`satlens.errors.ConfigError` with one 
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import asdict, fields, replace
+from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass
 
 from satlens.errors import ConfigError
 
 STRICT = ConfigDict(extra="forbid")
+
+
+def _whole(value: Any) -> Any:
+    """``2e5``, which YAML takes for text, is a whole number too."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d{1,2}", value.strip()):
+        number = Decimal(value.strip())
+        return int(number) if number == number.to_integral_value() else value
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_whole)]
 
 GateFunction = Literal["relu", "sigmoid", "softmax", "softmax_sigmoid", "tanh", "identity"]
 StaticMode = Literal["identity", "constant", "sparse", "learnable", "learnable_plus"]
@@ -47,6 +60,20 @@ class StaticValueResidual:
     """Start of lambda2 under learnable_plus."""
     last_k: int | None = None
     """Mix only in the last k layers; null mixes in every layer but the first."""
+
+    def __post_init__(self) -> None:
+        sparse = self.mode == "sparse"
+        _require(bool(self.layers) or not sparse, "layers", "mode sparse needs some", self.layers)
+        used_by = {
+            "layers": ("sparse",),
+            "weights": ("constant", "sparse", "learnable"),
+            "lambda2_init": ("learnable_plus",),
+            "last_k": ("identity", "constant", "learnable", "learnable_plus"),
+        }
+        for field in fields(self):
+            modes, value = used_by.get(field.name), getattr(self, field.name)
+            unused = modes is not None and self.mode not in modes and value != field.default
+            _require(not unused, field.name, f"has no effect under mode {self.mode}", value)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -267,9 +294,9 @@ class ModelConfig:
 class TrainConfig:
     """One training run. Budgets are tokens; the same seed gives paired runs across variants."""
 
-    tokens: int = 614_400
+    tokens: Count = 614_400
     """Training budget in tokens (rounded down to whole steps)."""
-    batch_size: int = 4
+    batch_size: Count = 4
     """Sequences in a micro-batch."""
     grad_accum: int = 1
     """Micro-batches in an optimiser step."""
@@ -303,15 +330,15 @@ class TrainConfig:
     """Seed of the initial weights, the data order and nothing else."""
     n_threads: int | None = None
     """Intra-op CPU threads; null leaves torch's own choice."""
-    eval_every: int = 100
+    eval_every: Count = 100
     """Steps between evaluations on the fixed slice of the validation split."""
-    eval_tokens: int = 16_384
+    eval_tokens: Count = 16_384
     """Tokens in that slice."""
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between lines of metrics.jsonl."""
-    checkpoint_every: int = 200
+    checkpoint_every: Count = 200
     """Steps between resumable checkpoints (the last two are kept until the run is finished)."""
-    milestones: tuple[int, ...] = ()
+    milestones: tuple[Count, ...] = ()
     """Token counts at which a checkpoint is kept for good, each at the first step that reaches it;
     0 keeps the initial weights."""
     on_nonfinite: Literal["stop", "skip"] = "stop"

@@ -216,6 +216,18 @@ class SatlensCache(ActivationCache):
         self._needs_residual("accumulated_resid")
         return super().accumulated_resid(*args, **kwargs)
 
+    def logit_lens(self, **kwargs: Any) -> NoReturn:
+        """Made for TransformerLens' own model classes: always refused, with what to call instead.
+
+        Raises:
+            HookError: always.
+        """
+        self._needs_residual("logit_lens")
+        raise HookError(
+            "logit_lens: needs a TransformerLens bridge; the same logits are "
+            "cache.accumulated_resid(apply_ln=True) @ model.W_U"
+        )
+
     def get_full_resid_decomposition(self, *args: Any, **kwargs: Any) -> Any:
         """Heads and neurons as parts of the residual; refused where there is none."""
         self._needs_residual("get_full_resid_decomposition")
@@ -224,6 +236,12 @@ class SatlensCache(ActivationCache):
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
         """Each neuron's addition to the residual; refused where there is none."""
         self._needs_residual("stack_neuron_results")
+        widths = self.model.cfg.d_mlp
+        if not isinstance(widths, int) or not widths:
+            raise HookError(
+                f"stack_neuron_results: needs MLPs of one width, this model's d_mlp is {widths}; "
+                "decompose_resid and expand_neurons=False need none"
+            )
         return super().stack_neuron_results(*args, **kwargs)
 
     def stack_head_results(self, *args: Any, **kwargs: Any) -> Any:

@@ -32,6 +32,7 @@ from satlens.checkpoints.manifest import verify, write_manifest
 from satlens.config import ModelConfig
 from satlens.data.tokenizers import backend, load_tokenizer, vocab_size
 from satlens.errors import CheckpointError, ConfigError
+from satlens.models.build import checked_device
 from satlens.models.decoder import Decoder
 
 
@@ -57,8 +58,10 @@ def load(
 
     Raises:
         CheckpointError: unreadable, damaged, unsafe, incomplete or in no known layout.
-        ConfigError: a configuration that cannot be built, or that satlens does not express.
+        ConfigError: a configuration that cannot be built or that satlens does not express; a
+            device that is not there.
     """
+    where = checked_device(device)
     folder = locate(path)
     config_file = folder / CONFIG
     config = read_json(config_file)
@@ -67,7 +70,7 @@ def load(
     cfg = layout.model_config(config, str(config_file), value_residual)
     hashes = verify(folder, weights) if layout.has_manifest else {}
     state = layout.gather(cfg, read_weights(weights), str(weights[0]))
-    model = _assemble(cfg, state, device, dtype)
+    model = _assemble(cfg, state, where, dtype)
     model.tokenizer = _tokenizer(folder, cfg)
     training = folder / TRAINING
     model.provenance = {
@@ -126,7 +129,7 @@ def save(
 def _assemble(
     cfg: ModelConfig,
     state: dict[str, Tensor],
-    device: str | torch.device,
+    device: torch.device,
     dtype: torch.dtype | None,
 ) -> Decoder:
     """A model made of exactly these weights; no initialisation is drawn."""

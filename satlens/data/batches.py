@@ -67,10 +67,6 @@ class TrainBatches:
         """Rows in an epoch."""
         return -(-self.targets_per_epoch // self.n_ctx)
 
-    def epoch_of(self, step: int) -> int:
-        """Epoch of the first row of a batch."""
-        return step * self.batch_size // self.chunks_per_epoch
-
     def batch(self, step: int) -> TrainBatch:
         """Micro-batch number ``step``, counted from 0 over all epochs."""
         rows = [self._row(step * self.batch_size + k) for k in range(self.batch_size)]

@@ -12,6 +12,7 @@ import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -93,7 +94,7 @@ class SpacyTagger:
         self._package = package
         self._exclude = ["lemmatizer"] if entities else ["ner", "lemmatizer"]
         self.name = module + ("+ner" if entities else "")
-        self.version: str = package.__version__
+        self.version = f"{package.__version__}+spacy-{metadata.version('spacy')}"
 
     @cached_property
     def _nlp(self) -> Any:

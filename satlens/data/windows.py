@@ -19,10 +19,7 @@ import torch
 
 from satlens.data.corpora import (
     EMBEDDED,
-    JSONL_SUFFIXES,
-    TEXT_SUFFIXES,
     check_text,
-    content_suffix,
     read_corpus,
     split_of,
 )
@@ -32,6 +29,9 @@ from satlens.data.tokenizers import decode, encode, fingerprint
 from satlens.errors import DataError
 
 ARRAY_SUFFIX = ".npy"
+
+_SHOWN = 100
+"""Characters of a string that an error repeats."""
 
 IGNORE = -100
 """Target of a position that is not scored."""
@@ -72,6 +72,7 @@ class Windows:
             ``"slice:" + id``, in their order in ``documents`` (a deterministic sample; the first
             ones of a corpus are often the oldest). None keeps all.
         max_tokens_per_document: keep this many first tokens of each document. None keeps all.
+        split: what the documents are of their data, from :func:`split_taken`; recorded only.
 
     Raises:
         DataError: nothing to score, an empty document, or an id outside the vocabulary.
@@ -87,12 +88,14 @@ class Windows:
         d_vocab: int | None = None,
         max_documents: int | None = None,
         max_tokens_per_document: int | None = None,
+        split: str | None = None,
     ) -> None:
         _require_positive("n_ctx", n_ctx)
         _require_positive("batch_size", batch_size)
         self.n_ctx = n_ctx
         self.batch_size = batch_size
         self.special_ids = special_ids
+        self.split = split
         self._special = torch.tensor(sorted(special_ids), dtype=torch.int64)
         chosen = _choose(documents, max_documents)
         if max_tokens_per_document is not None:
@@ -202,13 +205,15 @@ def as_documents(data: Any, tokenizer: Any = None, split: str = "test") -> list[
         data: a token tensor (B, T) or (T,), each row a document; a text; a list of documents
             (texts or lists of token ids); a path to a text file, a folder of them, JSONL, a
             ``.npy`` of token ids (B, T) or a prepared folder; ``"sotu"``; or a
-            :class:`PreparedDataset`. A string is a path if such a file exists.
+            :class:`PreparedDataset`. A string is a path if such a file or folder exists, else a
+            text of at least two words: one without a space is refused, since it is rather a
+            mistyped path. A list or a file may hold any text.
         tokenizer: needed for texts; it must be the one of prepared data.
         split: which documents of prepared data and of ``"sotu"``; other sources are taken whole.
 
     Raises:
-        DataError: no documents, no tokenizer for a text, a tokenizer that does not fit, or bad
-            input of any kind.
+        DataError: no documents, no tokenizer for a text, a tokenizer that does not fit, a string
+            of one word that names no file, or bad input of any kind.
     """
     if isinstance(data, PreparedDataset):
         return _of_prepared(data, tokenizer, split)
@@ -227,6 +232,14 @@ def as_documents(data: Any, tokenizer: Any = None, split: str = "test") -> list[
         rows = [_of_row(item, f"data[{k}]") for k, item in enumerate(data)]
         return [_from_tokens(str(k), row, tokenizer) for k, row in enumerate(rows)]
     raise DataError(f"data: {type(data).__name__} is not tokens, a text, documents or a path")
+
+
+def split_taken(data: Any, split: str) -> str | None:
+    """The split that :func:`as_documents` takes of ``data``; None for data taken whole."""
+    if isinstance(data, PreparedDataset) or (isinstance(data, str) and data == EMBEDDED):
+        return split
+    named = isinstance(data, Path) or (isinstance(data, str) and _is_path(data))
+    return split if named and is_prepared(data) else None
 
 
 def _of_prepared(data: PreparedDataset, tokenizer: Any, split: str) -> list[DocumentTokens]:
@@ -273,7 +286,7 @@ def _of_string(data: str | Path, tokenizer: Any, split: str) -> list[DocumentTok
             raise DataError(f"{data}: no split {split!r}")
         return _of_texts(chosen, tokenizer)
     if isinstance(data, str) and not _is_path(data):
-        return _of_texts([("0", check_text(data, "data"), None)], tokenizer)
+        return _of_texts([("0", _check_is_text(data), None)], tokenizer)
     if is_prepared(data):
         return _of_prepared(PreparedDataset.open(data), tokenizer, split)
     if Path(data).suffix == ARRAY_SUFFIX:
@@ -282,17 +295,28 @@ def _of_string(data: str | Path, tokenizer: Any, split: str) -> list[DocumentTok
 
 
 def _is_path(data: str) -> bool:
-    """Whether a string names a file: it exists, or it is one word that ends like a corpus."""
+    """Whether a string names a file or folder that exists."""
     if not data or "\n" in data or "\0" in data:
         return False
     try:
-        if Path(data).exists():
-            return True
-    except OSError:  # longer than any file name
+        return Path(data).exists()
+    except (OSError, UnicodeError):  # longer than any file name, or not one at all
         return False
-    suffix = content_suffix(Path(data))
-    known = (*TEXT_SUFFIXES, *JSONL_SUFFIXES, ARRAY_SUFFIX)
-    return suffix in known and not any(c.isspace() for c in data)
+
+
+def _check_is_text(data: str) -> str:
+    """A string that names no file, as the text it must then be: two words or more."""
+    text = check_text(data, "data")
+    if len(text.split()) > 1:
+        return text
+    word = text.strip()
+    shown = word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
+    if "/" in word or "\\" in word or Path(word).suffix:
+        raise DataError(f"{shown}: no such file or folder")
+    raise DataError(
+        f"data: {shown!r} is no file or folder, and a text needs at least two words; "
+        "write it to a file or pass it in a list"
+    )
 
 
 def _read_array(path: Path) -> np.ndarray:

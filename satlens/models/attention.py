@@ -21,6 +21,7 @@ from satlens.config import ModelConfig
 from satlens.models.blocked import blocked_attention
 from satlens.models.layers import HeadNorm, is_hooked, isolated, rope
 from satlens.models.values import GatedValues, StaticValues, add_gated, make_values
+from satlens.models.weights import AttentionWeights
 
 Implementation = Literal["auto", "eager", "fused"]
 _implementation: ContextVar[Implementation] = ContextVar("satlens_attention", default="auto")
@@ -85,7 +86,7 @@ class Projected(NamedTuple):
     gate_pre: Float[Tensor, "B T K"] | None
 
 
-class Attention(nn.Module):
+class Attention(AttentionWeights):
     """One attention sublayer. Query, key and value projections are one matrix, rows q | k | v."""
 
     def __init__(self, cfg: ModelConfig, layer: int) -> None:
@@ -171,8 +172,8 @@ class Attention(nn.Module):
         shape = v.shape[:-1]
         if isinstance(self.values, StaticValues):
             first, second = self.values.weights(v, shared_lambda)
-            gate = _hooked_static(self.hook_v_gate, first, shape)
-            scale = _hooked_static(self.hook_v_scale, second, shape)
+            gate = _hooked_static(self.hook_v_gate, first, shape).to(v.dtype)
+            scale = _hooked_static(self.hook_v_scale, second, shape).to(v.dtype)
             return torch.addcmul(scale * v, gate, v_first)
         assert isinstance(self.values, GatedValues) and gate_pre is not None
         gate = self.hook_v_gate(self.values.activate(self.hook_v_gate_pre(gate_pre)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from satlens.errors import ConfigError
 from satlens.models.decoder import Decoder
 from satlens.models.presets import config_for
 
@@ -29,10 +30,30 @@ def build(
         fields: fields of :class:`satlens.ModelConfig`, of its value residual or of its stream.
 
     Raises:
-        ConfigError: unknown name or field, impossible value.
+        ConfigError: unknown name or field, impossible value, a device that is not there.
     """
-    cfg = config_for(name, **fields)
-    if torch.device(device).type == "meta":
-        with torch.device("meta"):
+    cfg, where = config_for(name, **fields), checked_device(device)
+    if where.type == "meta":
+        with where:
             return Decoder(cfg, seed=None).to(dtype)
-    return Decoder(cfg, seed=seed).to(device=device, dtype=dtype)
+    return Decoder(cfg, seed=seed).to(device=where, dtype=dtype)
+
+
+def checked_device(name: str | torch.device) -> torch.device:
+    """A device that tensors can be put on.
+
+    Raises:
+        ConfigError: no name of a device, or none that this machine and this torch have.
+    """
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device: {name!r} is no device; use cpu, cuda or cuda:N") from None
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and not 0 <= (device.index or 0) < count:
+        raise ConfigError(f"device: {str(name)!r} is not there, torch finds {count} CUDA devices")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError):  # by backend
+        raise ConfigError(f"device: {str(name)!r} cannot be used with this torch") from None
+    return device

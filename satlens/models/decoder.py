@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from satlens.config import ModelConfig, NoValueResidual, StaticValueResidual
+from satlens.data.tokenizers import decode, encode
 from satlens.errors import DataError
 from satlens.hooks import HookedModel
 from satlens.models.attention import (
@@ -37,11 +39,12 @@ from satlens.models.loss import IGNORED, negative_log_likelihood
 from satlens.models.sites import AccessSite
 from satlens.models.streams import STREAMS
 from satlens.models.values import SharedLambda, value_sites
+from satlens.models.weights import DecoderWeights
 
 ReturnType = Literal["logits", "loss", "both"]
 
 
-class Decoder(HookedModel):
+class Decoder(HookedModel, DecoderWeights):
     """A decoder-only Transformer of any satlens variant.
 
     Args:
@@ -79,7 +82,7 @@ class Decoder(HookedModel):
 
     def forward(
         self,
-        tokens: Tensor,
+        tokens: Tensor | str | list[str],
         return_type: ReturnType | None = "logits",
         *,
         targets: Tensor | None = None,
@@ -92,7 +95,7 @@ class Decoder(HookedModel):
         """Run the model.
 
         Args:
-            tokens: (B, T) ids.
+            tokens: (B, T) ids, or text for :meth:`to_tokens`.
             return_type: logits (fp32), loss, both, or None (run, return nothing; the unembedding
                 is computed only if hooked).
             targets: (B, T) ids to score at each position, -100 to skip; by default the next
@@ -108,9 +111,10 @@ class Decoder(HookedModel):
             logits (B, T, V) in fp32; loss, the mean negative log-likelihood in nats.
 
         Raises:
-            DataError: ids of a wrong shape or outside the vocabulary, a context above n_ctx.
+            DataError: ids of a wrong type or shape or outside the vocabulary, a context above
+                n_ctx, texts of unequal length.
         """
-        self._check(tokens)
+        tokens = self._check(tokens)
         if attention_mask is not None:
             padding = attention_mask == 0
             documents = torch.zeros_like(tokens) if documents is None else documents
@@ -168,7 +172,13 @@ class Decoder(HookedModel):
         shared = None if self.shared_lambda is None else self.shared_lambda()
         return ForwardContext(cos, sin, allowed, bias, implementation, shared)
 
-    def _check(self, tokens: Tensor) -> None:
+    def _check(self, tokens: Any) -> Tensor:
+        """The ids to run, from ids or text."""
+        if _is_text(tokens):
+            tokens = self.to_tokens(tokens)
+        if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+            found = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise DataError(f"tokens: expected a tensor of int64 ids, or text, got {found}")
         if tokens.ndim != 2 or not tokens.numel():
             raise DataError(f"tokens: expected (batch, position), not empty, got {[*tokens.shape]}")
         if tokens.shape[1] > self.cfg.n_ctx:
@@ -178,6 +188,7 @@ class Decoder(HookedModel):
             if low < 0 or high >= self.cfg.d_vocab:
                 worst = low if low < 0 else high
                 raise DataError(f"tokens: id {worst} is outside d_vocab={self.cfg.d_vocab}")
+        return tokens
 
     def _head_is_hooked(self) -> bool:
         points = [self.hook_out_read, self.hook_logits]
@@ -207,49 +218,58 @@ class Decoder(HookedModel):
     # -- text ---------------------------------------------------------------------------------
 
     def to_tokens(self, text: str | list[str]) -> Tensor:
-        """Text -> ids (B, T), shorter rows padded on the right with id 0; no BOS is added."""
-        texts = [text] if isinstance(text, str) else text
-        rows = [self._tokenizer().encode(t).ids for t in texts]
-        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-        return ids.to(self.device)
+        """Text, or texts of one length in tokens -> ids (B, T); no BOS or EOS is added.
+
+        Raises:
+            DataError: no tokenizer, no text, or texts whose lengths differ: the padding they would
+                need is scored like text unless it is masked.
+        """
+        if not _is_text(text):
+            raise DataError(f"text: expected a str or a list of str, got {type(text).__name__}")
+        rows = encode(self._tokenizer(), [text] if isinstance(text, str) else text)
+        lengths = sorted({len(row) for row in rows})
+        if len(lengths) > 1:
+            raise DataError(
+                f"text: {len(rows)} texts of {lengths[0]} to {lengths[-1]} tokens do not make one "
+                "tensor without padding; pass them one by one, or use satlens.evaluate"
+            )
+        return torch.from_numpy(np.stack(rows).astype(np.int64)).to(self.device)
+
+    def to_single_token(self, text: str) -> int:
+        """The id of a text that is one token.
+
+        Raises:
+            DataError: it is none or several.
+        """
+        ids = self.to_tokens(text)[0].tolist()
+        if len(ids) != 1:
+            raise DataError(f"text: {text!r} is {len(ids)} tokens, not one")
+        return ids[0]
 
     def to_str_tokens(self, tokens: str | Tensor) -> list[str]:
         """The text of each token of one sequence."""
         ids = self.to_tokens(tokens)[0] if isinstance(tokens, str) else tokens.flatten()
-        return [self._tokenizer().decode([int(i)], skip_special_tokens=False) for i in ids]
+        return [decode(self._tokenizer(), [int(i)]) for i in ids]
 
     def to_string(self, tokens: Tensor) -> str:
         """The text of one sequence of ids."""
-        return self._tokenizer().decode(tokens.flatten().tolist(), skip_special_tokens=False)
+        return decode(self._tokenizer(), tokens.flatten().tolist())
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise DataError("tokenizer: this checkpoint has no tokenizer.json; pass token ids")
         return self.tokenizer
 
-    # -- weights in TransformerLens' shapes ------------------------------------------------------
-
-    @property
-    def W_E(self) -> Tensor:
-        """Embedding, (V, D)."""
-        return self.embed.weight
-
-    @property
-    def W_U(self) -> Tensor:
-        """Unembedding, (D, V)."""
-        return getattr(self.unembed, "weight", self.embed.weight).t()
-
-    @property
-    def b_U(self) -> Tensor:
-        """There is no output bias: zeros (V,)."""
-        return self.embed.weight.new_zeros(self.cfg.d_vocab)
-
 
 def model_sites(cfg: ModelConfig) -> list[AccessSite]:
     """Access sites of a configuration: value gates, then the stream's reads."""
     return value_sites(cfg) + STREAMS[cfg.stream.kind].sites(cfg)
+
+
+def _is_text(value: Any) -> bool:
+    """A str, or a list of at least one."""
+    several = isinstance(value, list | tuple) and len(value) > 0
+    return isinstance(value, str) or (several and all(isinstance(v, str) for v in value))
 
 
 def _table(cfg: ModelConfig) -> tuple[int, int]:

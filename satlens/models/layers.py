@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformer_lens.hook_points import HookPoint
 
+from satlens.models.weights import MLPWeights
+
 
 def is_hooked(*points: HookPoint) -> bool:
     """Whether any of these hook points has a forward or backward hook of any origin."""
@@ -263,7 +265,7 @@ class _SwiGLU(torch.autograd.Function):
         return grad_gate_up
 
 
-class MLP(nn.Module):
+class MLP(MLPWeights):
     """W_down(silu(W_gate y) * W_up y); a width of zero adds nothing.
 
     The gate and up projections are one matrix, rows in that order.

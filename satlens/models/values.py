@@ -39,8 +39,6 @@ class SharedLambda(nn.Module):
 class StaticValues(nn.Module):
     """One lambda1 and one lambda2 a layer, fixed or trained (ResFormer)."""
 
-    rows = 0
-
     def __init__(self, config: StaticValueResidual, layer: int) -> None:
         super().__init__()
         self.layer = layer
@@ -56,10 +54,11 @@ class StaticValues(nn.Module):
             self.lambda1, self.lambda2 = first, second
 
     def weights(self, like: Tensor, shared_lambda: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(lambda1, lambda2) as scalars in the dtype of the values."""
+        """(lambda1, lambda2) as scalars, in fp32 or wider: hook points show them unrounded."""
         first = shared_lambda[self.layer - 1] if shared_lambda is not None else self.lambda1
+        dtype = torch.promote_types(like.dtype, torch.float32)
         return tuple(  # type: ignore[return-value]
-            torch.as_tensor(w, device=like.device, dtype=like.dtype) for w in (first, self.lambda2)
+            torch.as_tensor(w, device=like.device, dtype=dtype) for w in (first, self.lambda2)
         )
 
 
@@ -92,7 +91,6 @@ class GatedValues(nn.Module):
     def __init__(self, config: GatedValueResidual, d_model: int, n_heads: int) -> None:
         super().__init__()
         self.gate = config.gate
-        self.rows = n_heads
         self.alpha = nn.Linear(d_model, n_heads, bias=config.bias)
 
     def activate(self, pre: Float[Tensor, "B T K"]) -> Float[Tensor, "B T K"]:

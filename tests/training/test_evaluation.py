@@ -94,6 +94,17 @@ def test_static_weights_are_reported_as_they_are(windows: Windows) -> None:
     assert shared["lambda1/L1.attn.v"] == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("name", ["resformer", "resformer-learnable"])
+def test_static_weights_are_not_rounded_to_bf16(name: str, windows: Windows) -> None:
+    model = moved(Decoder(model_config(name, n_layers=8), seed=1))
+    single, mixed = (evaluate(model, windows, precision) for precision in ("fp32", "bf16"))
+    static = [key for key in single if key.startswith("lambda")]
+    assert len(static) == 14
+    assert {key: mixed[key] for key in static} == {key: single[key] for key in static}
+    if model.shared_lambda is not None:
+        assert mixed["lambda1/L3.attn.v"] == model.shared_lambda()[2].item()
+
+
 def test_route_entropy_is_log_n_at_the_start_and_less_later(windows: Windows) -> None:
     cfg = model_config("rd-attnres", block_size=2)
     model = Decoder(cfg, seed=1)

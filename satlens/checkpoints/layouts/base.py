@@ -81,13 +81,6 @@ class Layout(ABC):
 
     # -- what follows from the above ----------------------------------------------------------
 
-    def read(
-        self, config: dict[str, Any], tensors: dict[str, Tensor], value_residual: str | None = None
-    ) -> tuple[ModelConfig, dict[str, Tensor]]:
-        """Their configuration and tensors -> ours."""
-        cfg = self.model_config(config, "config.json", value_residual)
-        return cfg, self.gather(cfg, tensors, "model.safetensors")
-
     def write(
         self, cfg: ModelConfig, state: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
