@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ import satlens
 from satlens.config import ModelConfig, TrainConfig, to_dict
 from satlens.data.dataset import PreparedDataset
 from satlens.data.windows import Windows
+from satlens.provenance import source_sha256
 from satlens.training.allocator import keep_freed_memory
 from satlens.training.plan import Plan
 
@@ -54,18 +53,10 @@ def run_record(
 @cache
 def code_identity() -> dict[str, str]:
     """Versions, and the SHA-256 over the sources that a trained weight depends on."""
-    package = Path(__file__).parents[1]
-    parts = [package / "config.py", package / "hooks.py"]
-    for name in ("data", "models", "training"):
-        parts += (package / name).rglob("*.py")
-    digest = hashlib.sha256()
-    for file in sorted(parts):
-        digest.update(f"{file.relative_to(package).as_posix()}\n".encode())
-        digest.update(file.read_bytes())
     return {
         "satlens": satlens.__version__,
         "torch": str(torch.__version__),
-        "code_sha256": digest.hexdigest(),
+        "code_sha256": source_sha256("config.py", "hooks.py", "data", "models", "training"),
     }
 
 
