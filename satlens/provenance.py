@@ -6,6 +6,7 @@ Nothing here depends on the time of day, so the same run twice gives the same by
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import shlex
@@ -114,6 +115,22 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     if not tracked or not commit or changes is None:
         return None
     return {"commit": commit, "dirty": bool(changes)}
+
+
+@functools.cache
+def source_sha256(*names: str) -> str:
+    """SHA-256 over the names and contents of some of this package's modules and subpackages."""
+    package = Path(__file__).parent
+    files = {file for name in names for file in _sources(package / name)}
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(package).as_posix()}\n".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(path: Path) -> list[Path]:
+    return [path] if path.suffix else list(path.rglob("*.py"))
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -64,6 +64,7 @@ def gate_summary(table: pd.DataFrame, zero: float = 0.56, init: float = 0.5) -> 
                 "mean": cell(0.4, 0.02),
                 "norm_share": cell(0.2),
             },
+            "zero_fraction_change": cell(zero - init),
             "overall_init": {"zero_fraction": init, "mean": 0.2},
             "n_heads": len(table),
             "n_dead": len(dead),
@@ -141,7 +142,7 @@ def route_summary(entropy: float = 0.8) -> dict:
                 "mass_partial": cell(0.3),
             },
             "n_undefined": 0,
-            "variance_shares_of_embedding_weight": {"sites": 0.7, "tokens": 0.3},
+            "embedding_weight": {"mean": 0.4, "sd_within_read": 0.07},
         }
     }
 
@@ -190,7 +191,8 @@ def divergence(n_layers: int = 8, level: float = 0.2) -> pd.DataFrame:
 
 
 def divergence_summary(level: float = 0.2, half: float = 0.02) -> dict:
-    return {"unit": "nats", "js_token": cell(level, half), "js_mean": cell(0.3 * level, half)}
+    unit = {"unit": "nats", "ceiling": float(np.log(2))}
+    return {**unit, "js_token": cell(level, half), "js_mean": cell(0.3 * level, half)}
 
 
 def ablation(
@@ -216,7 +218,7 @@ def ablation(
     table["p_adjusted"] = np.where(table["dnll"].abs() > table["half"], 0.002, 0.7)
     table["p_min"] = 0.0001
     table = table.astype({"layer": "Int64", "head": "Int64"})
-    return counted(table.assign(target=target, site="", role="").drop(columns="half"))
+    return counted(table.assign(target=target, site="", sublayer="", role="").drop(columns="half"))
 
 
 # -- arms ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from satlens import provenance as module
-from satlens.provenance import command_line, git_state, package_versions, provenance
+from satlens.provenance import command_line, git_state, package_versions, provenance, source_sha256
 
 
 @pytest.fixture
@@ -115,6 +115,23 @@ def test_changed_and_new_code_is_dirty(checkout, name):
     state = git_state(checkout)
     assert state is not None
     assert state["dirty"]
+
+
+def test_sources_are_told_apart_by_what_they_say_and_where(monkeypatch, tmp_path):
+    (tmp_path / "part").mkdir()
+    (tmp_path / "one.py").write_text("a = 1\n")
+    (tmp_path / "part" / "two.py").write_text("b = 1\n")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "provenance.py"))
+    found = []
+    for change in (None, "b = 2\n", "b = 1\n"):
+        if change is not None:
+            (tmp_path / "part" / "two.py").write_text(change)
+        source_sha256.cache_clear()
+        found.append(source_sha256("one.py", "part"))
+    source_sha256.cache_clear()
+    assert found[0] == found[2] != found[1]
+    assert found[0] != source_sha256("one.py")
+    source_sha256.cache_clear()
 
 
 def test_changes_outside_the_package_do_not_count(checkout):

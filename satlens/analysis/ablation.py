@@ -17,12 +17,15 @@ from torch import Tensor
 
 from satlens.analysis.accumulators import GroupSums
 from satlens.analysis.inputs import (
+    documents_in,
     interval_columns,
+    interval_protocol,
     interval_summary,
     open_windows,
     opened,
     provenance_of,
     sites_of,
+    split_notes,
     tokenizer_of,
 )
 from satlens.analysis.interventions import (
@@ -38,8 +41,7 @@ from satlens.analysis.interventions import (
     intervene,
     tied_sites,
 )
-from satlens.analysis.result import Result
-from satlens.analysis.sparsity import join_marks
+from satlens.analysis.result import Result, join_marks
 from satlens.analysis.stats import N_RESAMPLES, mean_interval, sign_flip_test
 from satlens.analysis.stream import Progress, fold, n_groups
 from satlens.data.windows import IGNORE, Batch, Windows
@@ -52,7 +54,6 @@ KINDS = ("zero", "mean", "shuffle", "uniform", "tie_v")
 SCOPES = ("model", "layer", "head", "role", "site")
 DEFAULT_SCOPES = ("model", "layer", "head")
 _OF_GATES = ("zero", "mean", "shuffle")
-_OF_ROUTES = ("uniform", "mean", "tie_v")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,8 @@ class Case:
     sublayer: str = ""
     role: str = ""
     head: int | None = None
+    static: bool = False
+    """All of its gates have one weight for every token."""
 
 
 def ablate(
@@ -132,20 +135,20 @@ def ablate(
     if not cases:
         raise AnalysisError(f"ablate: this model has nothing for kinds {wanted}, scope {scopes}")
     sums = _measure(model, windows, cases, passes)
-    table, summary = _table(cases, sums, n_resamples=n_resamples, seed=seed)
+    table, summary = _table(cases, sums, windows.n_documents, n_resamples=n_resamples, seed=seed)
     summary |= {"kinds": list(wanted), "scopes": list(scopes), "means_fitted_on": fitted_on}
-    notes: list[str] = [*_NOTES]
+    notes: list[str] = [*_NOTES, *split_notes(windows)]
     if fitted_on is not None and fitted_on["same_documents"]:
         notes.append("The data has no pool split: means were fitted on the evaluated documents.")
-    source = provenance_of(
-        model, windows, split=split, seed=seed, tokenizer=tokenizer_of(model, data)
-    )
+    source = provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data))
     return Result("ablation", table, source, summary, notes)
 
 
 _NOTES = (
     "Ablation damage is not usefulness: the rest of the model was trained with what is removed. "
     "Compare with a trained baseline.",
+    "Means of gates and routes are over all tokens of the pool but special ones, the first token "
+    "of each context included.",
     "Clean and intervened passes use the same attention implementation and the same windows.",
     "shuffle permutes gates among the tokens of a context and is not causal: a token receives a "
     "later token's gate.",
@@ -209,7 +212,9 @@ def sweep(
 def _of_scope(scope: str, target: str, make: Maker, sites: Sequence[AccessSite]) -> list[Case]:
     def case(where: dict[str, Any], chosen: Sequence[AccessSite], **labels: Any) -> Case:
         first = min(site.layer for site in chosen)
-        return Case(intervention=make(**where), scope=scope, first_layer=first, **labels)
+        static = target == "gate" and not any(site.per_token for site in chosen)
+        make_of = make(**where)
+        return Case(intervention=make_of, scope=scope, first_layer=first, static=static, **labels)
 
     def group(name: str) -> dict[Any, list[AccessSite]]:
         values = dict.fromkeys(getattr(site, name) for site in sites)
@@ -219,7 +224,10 @@ def _of_scope(scope: str, target: str, make: Maker, sites: Sequence[AccessSite])
         case "model":
             return [case({}, sites)]
         case "layer":
-            return [case({"layer": v}, s, layer=v) for v, s in group("layer").items()]
+            return [
+                case({"layer": v}, s, layer=v, sublayer="out" if _is_output(s) else "")
+                for v, s in group("layer").items()
+            ]
         case "role":
             return [case({"role": v}, s, role=v) for v, s in group("role").items()]
     cases = []
@@ -234,6 +242,11 @@ def _of_scope(scope: str, target: str, make: Maker, sites: Sequence[AccessSite])
                 for head in range(site.n_heads)
             ]
     return cases
+
+
+def _is_output(sites: Sequence[AccessSite]) -> bool:
+    """Whether a "layer" is the read after the last layer."""
+    return all(site.sublayer == "out" for site in sites)
 
 
 # -- the pass --------------------------------------------------------------------------------------
@@ -304,7 +317,7 @@ def _fitted_on(
 
 
 def _table(
-    cases: Sequence[Case], sums: GroupSums, *, n_resamples: int, seed: int
+    cases: Sequence[Case], sums: GroupSums, n_documents: int, *, n_resamples: int, seed: int
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
     nll, n = sums["nll"], sums["n"]
@@ -329,11 +342,13 @@ def _table(
     columns |= {name: np.exp(values) for name, values in ratio.items()}
     tests, test_flags, facts = _tests(cases, change, n, options)
     columns |= tests
+    static = np.array(["static" if case.static else "" for case in cases])
     marks = np.array(["" if case.intervention.causal else "not_causal" for case in cases])
+    marks = join_marks(static, marks)
     table = pd.DataFrame(
         {
             **columns,
-            "n_documents": int((n > 0).sum()),
+            "n_documents": int(documents_in(n, n_documents)),
             "n_tokens": int(tokens),
             "flags": join_marks(join_marks(marks, interval.flags), test_flags),
         }
@@ -347,7 +362,7 @@ def _table(
             )
             for index in whole
         },
-        "interval": interval.protocol(),
+        "interval": interval_protocol(interval, n_documents),
         **facts,
     }
     return table, summary

@@ -23,6 +23,7 @@ from satlens.analysis.coding import (
     coding,
     crossed,
     frequency_bands,
+    occurrences,
     position_bands,
     subwords,
 )
@@ -30,14 +31,16 @@ from satlens.analysis.contrasts import contrast_table
 from satlens.analysis.inputs import (
     gate_cells,
     interval_columns,
+    interval_protocol,
     open_windows,
     opened,
     provenance_of,
     route_cells,
     sites_of,
+    split_notes,
     tokenizer_of,
 )
-from satlens.analysis.result import Result, flag_column
+from satlens.analysis.result import Result, flag_column, join_marks
 from satlens.analysis.stats import N_RESAMPLES, ratio_interval
 from satlens.analysis.stream import Observed, Progress, Transform, kept_tokens, n_groups, run
 from satlens.data.categories import Categories
@@ -124,29 +127,38 @@ def categories(
     run(model, windows, [reducer], progress=progress, resume_dir=resume_dir, label="categories")
 
     options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
-    source = provenance_of(
-        model, windows, split=split, seed=seed, tokenizer=tokenizer, tagger=tags.tagger
-    )
-    cells = _cells(sites)
+    source = provenance_of(model, windows, seed=seed, tokenizer=tokenizer, tagger=tags.tagger)
+    cells, has = _cells(sites), occurrences(rows, windows)
     parts: list[Result] = []
     summary: dict[str, Any] = {"by": by, "tagger": tags.tagger, "tokens": _token_counts(reducer)}
     if reducer.contrast is not None:
-        table, facts = contrast_table(reducer.contrast, cells, contrast, **options)
+        both = int(has[:, pair].all(axis=1).sum())
+        table, facts = contrast_table(
+            reducer.contrast, cells, contrast, both, windows.n_documents, **options
+        )
+        single = np.array(["single_source" if alone else "" for alone in _alone(sites)])
+        table["flags"] = join_marks(single, table["flags"].to_numpy())
         summary["contrast"] = facts
         parts.append(Result("categories_contrasts", table, source, facts, list(_CONTRAST_NOTES)))
-    table = _table(reducer, cells, options)
-    return Result("categories", table, source, summary, list(_NOTES), parts=tuple(parts))
+    table, protocol = _table(reducer, cells, has.sum(axis=0), windows.n_documents, options)
+    summary["interval"] = protocol
+    notes = [*_NOTES, *split_notes(windows)]
+    return Result("categories", table, source, summary, notes, parts=tuple(parts))
 
 
 _NOTES = (
     "Special tokens and the first token of each context are excluded.",
-    "For routes the value of a token is the weight of the embedding in the read.",
+    "For routes the value of a token is the weight of the embedding in the read; an open fraction "
+    "exists for gates alone.",
 )
 _CONTRAST_NOTES = (
     "delta is the difference of the token-weighted means, delta_document the mean over documents "
     "of the difference within each; the sign-flip test is on the latter, p_adjusted by max-T.",
     "Columns ending in _controlled hold token frequency and position fixed: the difference is "
     "taken within bands and averaged with overlap weights n1 n2 / (n1 + n2).",
+    "Cliff's delta comes from a fixed histogram of all tokens, so values in one bin count as ties; "
+    "it is raw and has no interval.",
+    "Reads of a single source (flag single_source) have weight 1 for every token and no contrast.",
 )
 
 
@@ -163,6 +175,12 @@ def _cells(sites: list[AccessSite]) -> pd.DataFrame:
     routes = [site for site in sites if site.kind == "route"]
     tables = [gate_cells(gates)] * bool(gates) + [route_cells(routes)] * bool(routes)
     return pd.concat(tables, ignore_index=True)
+
+
+def _alone(sites: list[AccessSite]) -> list[bool]:
+    """For each cell, whether it is a read of one source, whose weight is 1 whatever the token."""
+    gates = [False] * sum(site.n_heads for site in sites if site.kind == "gate")
+    return gates + [len(site.sources) == 1 for site in sites if site.kind == "route"]
 
 
 class Codings:
@@ -301,8 +319,17 @@ def _token_counts(reducer: CategorySums) -> dict[str, dict[str, int]]:
     }
 
 
-def _table(reducer: CategorySums, cells: pd.DataFrame, options: dict[str, Any]) -> pd.DataFrame:
-    """A row a (cell, category), categories within cells; those without a token are left out."""
+def _table(
+    reducer: CategorySums,
+    cells: pd.DataFrame,
+    documents: np.ndarray,
+    n_documents: int,
+    options: dict[str, Any],
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """A row a (cell, category), categories within cells, and how its intervals were made.
+
+    Categories without a token are left out; ``documents`` (names,) have each.
+    """
     present = reducer.sums["n"].any(axis=0)
     names = np.array(reducer.codings.rows.names, dtype=object)[present]
     sums = {name: reducer.sums[name][:, present] for name in ("n", "first", "continuation")}
@@ -311,18 +338,23 @@ def _table(reducer: CategorySums, cells: pd.DataFrame, options: dict[str, Any]) 
     top, bottom = np.stack(pairs, axis=1), np.stack([tokens, tokens], axis=1)
     interval = ratio_interval(top, bottom, **options)
     columns: dict[str, Any] = {"category": np.tile(names, len(cells))}
-    flags = {}
-    for index, name in enumerate(("mean", "open_fraction")):
-        parts = interval_columns(name, interval, index)
-        columns |= {key: value.ravel() for key, value in parts.items()}
-        flags[name] = interval.flags[index].ravel()
+    gate = (cells["kind"] == "gate").to_numpy()[:, None]
+    columns |= {
+        key: value.ravel() for key, value in interval_columns("mean", interval, 0).items()
+    } | {
+        key: np.where(gate, value, np.nan).ravel()
+        for key, value in interval_columns("open_fraction", interval, 1).items()
+    }
+    mean_flags, open_flags = interval.flags
+    flags = {"mean": mean_flags.ravel()}
+    flags["open_fraction"] = np.where(gate, open_flags, mean_flags).ravel()
     counts = {
         "n_first": sums["first"].sum(axis=0).astype(int),
         "n_continuation": sums["continuation"].sum(axis=0).astype(int),
-        "n_documents": (sums["n"] > 0).sum(axis=0),
+        "n_documents": documents[present],
         "n_tokens": sums["n"].sum(axis=0),
     }
-    return (
+    table = (
         cells.loc[cells.index.repeat(len(names))]
         .reset_index(drop=True)
         .assign(
@@ -331,3 +363,4 @@ def _table(reducer: CategorySums, cells: pd.DataFrame, options: dict[str, Any]) 
             flags=flag_column(flags),
         )
     )
+    return table, interval_protocol(interval, n_documents)

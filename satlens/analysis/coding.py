@@ -43,10 +43,6 @@ class Coding:
             out[row, : len(piece)] = piece
         return torch.from_numpy(out).to(batch.tokens.device)
 
-    def sizes(self, windows: Windows) -> np.ndarray:
-        """Tokens of each code in the documents, (names,)."""
-        return np.sum([np.bincount(c, minlength=len(self.names)) for c in self.codes], axis=0)
-
 
 def coding(by: str, windows: Windows, tags: Tags | None) -> Coding:
     """The coding of a breakdown, one of BREAKDOWNS.
@@ -68,6 +64,21 @@ def coding(by: str, windows: Windows, tags: Tags | None) -> Coding:
     if by == "subword":
         return subwords(tags)
     return _labels([getattr(d, by) for d in documents])
+
+
+def occurrences(codes: Coding, windows: Windows) -> np.ndarray:
+    """(n_documents, names) bool: documents with a token of each code among those that count.
+
+    What counts is what :func:`satlens.analysis.stream.kept_tokens` keeps: input tokens that are
+    neither special nor the first of a window.
+    """
+    special = np.array(sorted(windows.special_ids), dtype=np.int64)
+    found = np.zeros((windows.n_documents, len(codes.names)), dtype=bool)
+    for row, document, code in zip(found, windows.documents, codes.codes, strict=True):
+        tokens = document.tokens[:-1]
+        kept = (np.arange(len(tokens)) % windows.n_ctx != 0) & ~np.isin(tokens, special)
+        row[np.asarray(code)[: len(tokens)][kept]] = True
+    return found
 
 
 def subwords(tags: Tags) -> Coding:

@@ -20,6 +20,7 @@ from satlens.analysis.inputs import (
     interval_columns,
     open_windows,
     opened,
+    split_notes,
     tokenizer_of,
     window_facts,
 )
@@ -35,8 +36,9 @@ from satlens.training.pairing import ARCHITECTURE, check_paired_runs
 from satlens.training.run_folder import RunFolder, read_run
 
 NOISE_FLOOR = 0.01
-"""Nats a token by which two runs at the demo scale differ for no reason: changing the learning rate
-by a thousandth moves the loss by about as much."""
+"""Nats a token by which two runs at the demo scale are taken to differ for no reason: in a
+similar recipe on other text, changing the learning rate by a thousandth moved the loss by
+about as much."""
 
 PathLike = str | Path
 
@@ -123,7 +125,7 @@ def compare(
         checkpoint={
             "runs": {f"{arm}, seed {k}": found.sha256 for (arm, k), found in losses.items()}
         },
-        data=window_facts(windows, split),
+        data=window_facts(windows),
         tokenizer=None if tokenizer is None else fingerprint(tokenizer),
         seed=seed,
         n_documents=windows.n_documents,
@@ -140,7 +142,9 @@ def compare(
         "interval": "Student t over seeds (other seeds); difference_documents: bootstrap over "
         "documents (these checkpoints, other documents)",
     }
-    return Result("comparison", pd.DataFrame(rows), source, summary, list(_NOTES))
+    return Result(
+        "comparison", pd.DataFrame(rows), source, summary, [*_NOTES, *split_notes(windows)]
+    )
 
 
 _NOTES = (
@@ -148,8 +152,8 @@ _NOTES = (
     "first minus second, in nats a token.",
     f"Below {MIN_SEEDS} seeds there is a t interval and no bootstrap; sign_p_min is the smallest p "
     "that so few seeds can reach.",
-    f"Differences below about {NOISE_FLOOR} nats are within the noise of single runs at the demo "
-    "scale.",
+    f"Differences below about {NOISE_FLOOR} nats are taken as the noise of single runs at the demo "
+    "scale; that was measured with a similar recipe on other text.",
 )
 
 

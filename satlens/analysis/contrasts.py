@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from satlens.analysis.accumulators import GroupSums, HistogramSum
-from satlens.analysis.inputs import interval_columns
+from satlens.analysis.inputs import interval_columns, interval_protocol
 from satlens.analysis.result import flag_column
 from satlens.analysis.stats import cliffs_delta, divide, function_interval, sign_flip_test
 
@@ -52,23 +52,28 @@ def contrast_table(
     contrasted: Contrasted,
     cells: pd.DataFrame,
     names: tuple[str, str],
+    n_with_both: int,
+    n_documents: int,
     *,
     n_resamples: int,
     seed: int,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """A row a cell, and what the whole contrast rests on."""
+    """A row a cell, and what the whole contrast rests on.
+
+    ``n_with_both`` of the ``n_documents`` have tokens of both categories; only they have a
+    difference within.
+    """
     options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
     shape = (-1, 2, contrasted.n_strata)
     n = contrasted.sums["n"].reshape(shape)
     total = contrasted.sums["total"].reshape(*n.shape, -1)
     columns: dict[str, Any] = {}
     flags: dict[str, np.ndarray] = {}
-    both = (n.sum(axis=-1) > 0).all(axis=-1)
     facts: dict[str, Any] = {
         "first": names[0],
         "second": names[1],
         "n_tokens": n.sum(axis=(0, 2)).astype(int),
-        "n_documents_with_both": int(both.sum()),
+        "n_documents_with_both": n_with_both,
         "common_support": _common_support(n),
     }
     estimators: dict[str, Callable[..., np.ndarray]] = {
@@ -98,11 +103,11 @@ def contrast_table(
         contrast=f"{names[0]} - {names[1]}",
         **columns,
         cliffs_delta=cliffs_delta(first, second),
-        n_documents=int(both.sum()),
+        n_documents=n_with_both,
         n_tokens=int(n.sum()),
         flags=flag_column(flags),
     )
-    facts["interval"] = interval.protocol()
+    facts["interval"] = interval_protocol(interval, n_documents)
     facts["adjustment"] = "max-T over the cells of the table"
     return table, facts
 

@@ -19,18 +19,20 @@ from torch import Tensor
 from satlens.analysis.accumulators import Accumulator, GroupSums
 from satlens.analysis.inputs import (
     concatenated,
+    documents_in,
     initial_model,
     interval_columns,
+    interval_protocol,
     interval_summary,
     open_windows,
     opened,
     provenance_of,
     sites_of,
+    split_notes,
     tokenizer_of,
 )
 from satlens.analysis.reducers import membership
-from satlens.analysis.result import Result, flag_column
-from satlens.analysis.sparsity import join_marks
+from satlens.analysis.result import Result, flag_column, join_marks
 from satlens.analysis.stats import (
     N_RESAMPLES,
     function_interval,
@@ -46,6 +48,7 @@ from satlens.analysis.stream import (
     measuring,
     n_groups,
     observe,
+    refuse_foreign_hooks,
     run,
     weights_sha256,
 )
@@ -128,22 +131,42 @@ def divergence(
     )
     return Result(
         "divergence",
-        _table(pairs, sums, initial, base, options),
-        provenance_of(
-            model, windows, split=split, seed=seed, tokenizer=tokenizer_of(model, data), **facts
-        ),
-        _summary(pairs, sums, base, options),
-        list(_NOTES),
+        _table(pairs, sums, initial, base, windows.n_documents, options),
+        provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data), **facts),
+        _summary(pairs, sums, base, windows.n_documents, options),
+        [_bound(base), *_NOTES, *split_notes(windows)],
     )
 
 
 _NOTES = (
-    "The divergence itself, not its square root; at most ln 2 = 0.693 nats.",
     "js_token is the mean over tokens of the divergence, js_mean the divergence of the "
     "token-averaged routes: never larger, and biased upward on few tokens.",
     "Reads of a single source are 0 by definition and left out of the means in the summary.",
     "Special tokens and the first token of each context are excluded.",
 )
+
+
+def unit_of(base: float | None) -> str:
+    """What a divergence is measured in: nats, bits, or the logarithm's base by number."""
+    if base is None:
+        return "nats"
+    return "bits" if base == 2 else f"units of log base {base:g}"
+
+
+def ceiling_of(base: float | None) -> float:
+    """The largest Jensen-Shannon divergence: log 2 in the given base."""
+    return math.log(2) * _per_nat(base)
+
+
+def _per_nat(base: float | None) -> float:
+    return 1.0 if base is None else 1.0 / math.log(base)
+
+
+def _bound(base: float | None) -> str:
+    return (
+        f"The divergence itself, not its square root; at most log 2 = {ceiling_of(base):.3f} "
+        f"{unit_of(base)}."
+    )
 
 
 def _pairs(model: Decoder, other: Decoder | None) -> list[Pair]:
@@ -241,6 +264,8 @@ def _measure(
     if other is None:
         run(model, windows, [reducer], label=label, **passes)
         return reducer
+    if passes["resume_dir"] is not None:
+        refuse_foreign_hooks(other)
 
     def step_over(batch: Any, groups: np.ndarray) -> None:
         mine = observe(model, batch, reducer.first)
@@ -276,9 +301,10 @@ def _table(
     measured: RoutePairs,
     initial: RoutePairs | None,
     base: float | None,
+    n_documents: int,
     options: dict[str, Any],
 ) -> pd.DataFrame:
-    unit = 1.0 if base is None else 1.0 / math.log(base)
+    unit = _per_nat(base)
     sums, of_means = measured.sums, _js_of_means(measured.site_of, base)
     token = ratio_interval(sums["js"] * unit, sums["n"], **options)
     averaged = function_interval(
@@ -302,7 +328,7 @@ def _table(
             **columns,
             "n_sources": [len(pair.first.sources) for pair in pairs],
             "n_undefined": sums["undefined"].sum(axis=0).astype(int),
-            "n_documents": (sums["n"] > 0).sum(axis=0),
+            "n_documents": documents_in(sums["n"], n_documents),
             "n_tokens": sums["n"].sum(axis=0),
             "flags": join_marks(
                 single, flag_column({"js_token": token.flags, "js_mean": averaged.flags})
@@ -318,14 +344,19 @@ def _read_name(pair: Pair) -> str:
 
 
 def _summary(
-    pairs: Sequence[Pair], measured: RoutePairs, base: float | None, options: dict[str, Any]
+    pairs: Sequence[Pair],
+    measured: RoutePairs,
+    base: float | None,
+    n_documents: int,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     several = np.array([len(pair.first.sources) > 1 for pair in pairs])
-    unit = 1.0 if base is None else 1.0 / math.log(base)
+    unit = _per_nat(base)
     sums = measured.sums
     summary: dict[str, Any] = {
         "measure": "Jensen-Shannon divergence",
-        "unit": "nats" if base is None else f"log base {base:g}",
+        "unit": unit_of(base),
+        "ceiling": ceiling_of(base),
         "n_reads": len(pairs),
         "n_single_source": int((~several).sum()),
         "n_undefined": int(sums["undefined"].sum()),
@@ -344,6 +375,6 @@ def _summary(
         summary |= {
             "js_token": interval_summary(token),
             "js_mean": interval_summary(averaged),
-            "interval": token.protocol(),
+            "interval": interval_protocol(token, n_documents),
         }
     return summary

@@ -12,10 +12,12 @@ import pandas as pd
 from satlens.analysis.accumulators import Accumulator, GroupSums
 from satlens.analysis.inputs import (
     interval_columns,
+    interval_protocol,
     interval_summary,
     open_windows,
     opened,
     provenance_of,
+    split_notes,
     tokenizer_of,
 )
 from satlens.analysis.result import Result
@@ -121,11 +123,12 @@ def evaluate(
     return Result(
         name="evaluation",
         table=table,
-        provenance=provenance_of(
-            model, windows, split=split, seed=seed, tokenizer=tokenizer_of(model, data)
-        ),
+        provenance=provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data)),
         summary=_summary(windows, nll, n, n_resamples, seed),
-        notes=["Every token but the first of each document is scored once, in nats."],
+        notes=[
+            "Every token but the first of each document is scored once, in nats.",
+            *split_notes(windows),
+        ],
     )
 
 
@@ -141,7 +144,7 @@ def _summary(
             key: float(np.exp(columns[name][0]))
             for key, name in (("estimate", "nll"), ("low", "nll_low"), ("high", "nll_high"))
         },
-        "interval": over_documents.protocol(),
+        "interval": interval_protocol(over_documents, windows.n_documents),
         "n_documents": windows.n_documents,
         "n_tokens": int(n.sum()),
     }

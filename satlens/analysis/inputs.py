@@ -10,16 +10,35 @@ import numpy as np
 import pandas as pd
 import torch
 
-from satlens.analysis.stats import Interval
+from satlens.analysis.stats import MAX_GROUPS, Interval
 from satlens.analysis.stream import weights_sha256
 from satlens.data.dataset import PreparedDataset, is_prepared
 from satlens.data.tokenizers import fingerprint, special_ids
-from satlens.data.windows import Windows, as_documents
+from satlens.data.windows import Windows, as_documents, split_taken
 from satlens.errors import AnalysisError
 from satlens.models.attention import chosen_attention
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 from satlens.provenance import provenance
+
+
+class Slice(Windows):
+    """A partition that knows which part of its documents was asked for."""
+
+    def __init__(
+        self,
+        *args: Any,
+        max_documents: int | None = None,
+        max_tokens_per_document: int | None = None,
+        **options: Any,
+    ) -> None:
+        limits = {
+            "max_documents": max_documents,
+            "max_tokens_per_document": max_tokens_per_document,
+        }
+        super().__init__(*args, **limits, **options)
+        self.limits = limits
+        """Documents taken at most, first tokens taken of each; None is all."""
 
 
 def open_windows(
@@ -30,7 +49,7 @@ def open_windows(
     batch_size: int = 8,
     max_documents: int | None = None,
     max_tokens_per_document: int | None = None,
-) -> Windows:
+) -> Slice:
     """The fixed partition of any form of data for a model.
 
     Args:
@@ -44,7 +63,7 @@ def open_windows(
     """
     data = opened(data)
     tokenizer = tokenizer_of(model, data)
-    return Windows(
+    return Slice(
         as_documents(data, model.tokenizer, split),
         model.cfg.n_ctx,
         batch_size,
@@ -52,6 +71,7 @@ def open_windows(
         d_vocab=model.cfg.d_vocab,
         max_documents=max_documents,
         max_tokens_per_document=max_tokens_per_document,
+        split=split_taken(data, split),
     )
 
 
@@ -72,9 +92,8 @@ def tokenizer_of(model: Decoder, data: Any) -> Any:
 
 def provenance_of(
     model: Decoder,
-    windows: Windows,
+    windows: Slice,
     *,
-    split: str,
     seed: int,
     tokenizer: Any = None,
     tagger: str | None = None,
@@ -89,7 +108,7 @@ def provenance_of(
             "variant": model.cfg.variant,
             "weights_sha256": weights_sha256(model),
         },
-        data={**window_facts(windows, split), **data},
+        data={**window_facts(windows), **data},
         tokenizer=None if tokenizer is None else fingerprint(tokenizer),
         seed=seed,
         n_documents=windows.n_documents,
@@ -100,11 +119,12 @@ def provenance_of(
     )
 
 
-def window_facts(windows: Windows, split: str) -> dict[str, Any]:
+def window_facts(windows: Slice) -> dict[str, Any]:
     """Identity and protocol of what was scored, for a provenance."""
     return {
         "sha256": windows.sha256,
-        "split": split,
+        "split": windows.split,
+        **windows.limits,
         "context": windows.n_ctx,
         "stride": windows.n_ctx,
         "bos": False,
@@ -113,6 +133,28 @@ def window_facts(windows: Windows, split: str) -> dict[str, Any]:
         "n_special": windows.n_special,
         "n_skipped": windows.n_skipped,
     }
+
+
+def split_notes(windows: Windows) -> list[str]:
+    """A note for results on data that has no splits."""
+    return [] if windows.split is not None else ["Data taken whole: no split."]
+
+
+def documents_in(n: np.ndarray, n_documents: int) -> np.ndarray:
+    """Documents with tokens in each cell, from the tokens of each group, (G, *grid) -> (*grid).
+
+    Beyond 1024 documents the groups hold several and cells cannot be told apart: each that has
+    tokens gets all documents.
+    """
+    if n_documents <= MAX_GROUPS:
+        return (n > 0).sum(axis=0)
+    return np.where((n > 0).any(axis=0), n_documents, 0)
+
+
+def interval_protocol(interval: Interval, n_documents: int) -> dict[str, Any]:
+    """How an interval was made, with what was resampled, for a summary."""
+    grouped = f"{MAX_GROUPS} groups of documents, by hash"
+    return {**interval.protocol(), "units": "documents" if n_documents <= MAX_GROUPS else grouped}
 
 
 # -- the untrained model ---------------------------------------------------------------------------

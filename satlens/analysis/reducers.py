@@ -19,6 +19,8 @@ from satlens.analysis.stream import Observed, Transform, kept_tokens
 from satlens.models.sites import AccessSite
 
 FAMILIES = ("embedding", "blocks", "partial")
+SUM_TOLERANCE = 1e-4
+"""How far from 1 the weights of a distribution may add up."""
 _FAMILY = {"embedding": 0, "block": 1, "partial": 2}
 
 
@@ -114,7 +116,12 @@ def _counts(gate: Tensor, chosen: Tensor) -> dict[str, Tensor]:
 
 
 class RouteStatistics:
-    """Weights of routes: their sums and squares, entropy and effective number of sources."""
+    """Weights of routes: their sums and squares, entropy and effective number of sources.
+
+    A token's weights are undefined where one is not finite, where one is negative at a site whose
+    support is not signed, or where they do not add up to 1 at a simplex site. Entropy and effective
+    sources exist for simplex sites alone.
+    """
 
     needs_nll = False
 
@@ -124,6 +131,8 @@ class RouteStatistics:
         self.hooks: dict[str, Transform | None] = dict.fromkeys(self.routes)
         widths = [len(site.sources) for site in sites]
         self.site_of = np.repeat(np.arange(len(sites)), widths)
+        self.simplex = np.array([site.support == "simplex" for site in sites])
+        self.signed = np.array([site.support == "signed" for site in sites])
         n_sites, n_sources = len(sites), sum(widths)
         per_site = ("n", "undefined", "entropy", "effective", "first_n")
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(per_site, (n_sites,))
@@ -137,17 +146,21 @@ class RouteStatistics:
         }
 
     def update(self, seen: Observed) -> None:
-        """Add one batch. Tokens whose weights are no distribution count as undefined."""
+        """Add one batch."""
         weights = concatenated(seen.captured, self.routes)
         member = torch.from_numpy(membership(self.site_of)).to(weights)
         column = torch.from_numpy(self.site_of).to(weights.device)
-        proper = ((weights >= 0) & weights.isfinite()).double()
-        n_proper = proper @ member
-        defined = n_proper == member.sum(0)
+        simplex, signed = (
+            torch.from_numpy(m).to(column.device) for m in (self.simplex, self.signed)
+        )
+        proper = ((weights >= 0) | signed[column]) & weights.isfinite()
+        defined = proper.double() @ member == member.sum(0)
+        total = weights.nan_to_num(0.0, 0.0, 0.0) @ member
+        defined &= ~simplex | ((total - 1).abs() < SUM_TOLERANCE)
         kept = kept_tokens(seen.batch)
         counted = defined & kept[..., None]
         weight = weights.masked_fill(~counted[..., column], 0.0)
-        entropy = torch.special.entr(weight) @ member
+        entropy = torch.special.entr(weight.clamp_min(0.0)) @ member
         first = defined & (seen.batch.valid & seen.batch.first)[..., None]
         self.sums.add(
             seen.groups,

@@ -188,6 +188,11 @@ class Result:
         )
 
 
+def join_marks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Two columns of flags as one, joined by ``;``."""
+    return np.array([";".join(x for x in pair if x) for pair in zip(first, second, strict=True)])
+
+
 def flag_column(flags: Mapping[str, np.ndarray]) -> np.ndarray:
     """One flag per row out of the flags of several statistics, arrays of one shape.
 

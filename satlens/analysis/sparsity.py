@@ -15,29 +15,29 @@ import numpy as np
 import pandas as pd
 
 from satlens.analysis.inputs import (
+    documents_in,
     gate_cells,
     initial_model,
     interval_columns,
+    interval_protocol,
     interval_summary,
     open_windows,
     opened,
     provenance_of,
-    route_cells,
     sites_of,
+    split_notes,
     tokenizer_of,
 )
 from satlens.analysis.reducers import (
-    FAMILIES,
     GateStatistics,
     RouteStatistics,
-    depth_distance,
-    family_mass,
-    membership,
 )
-from satlens.analysis.result import Result, flag_column
+from satlens.analysis.result import Result, flag_column, join_marks
+from satlens.analysis.route_tables import route_summary, route_table, source_table
 from satlens.analysis.stats import (
     N_RESAMPLES,
     VARIANCE_PARTS,
+    Interval,
     divide,
     function_interval,
     hoyer,
@@ -111,27 +111,28 @@ def sparsity(
         del fresh
     options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
     parts, summary = [], {"thresholds": list(thresholds), "initial_seed": initial_seed}
-    source = provenance_of(
-        model, windows, split=split, seed=seed, tokenizer=tokenizer_of(model, data)
-    )
-    attached = []
+    source = provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data))
+    attached, n_documents = [], windows.n_documents
     if trained.gates is not None:
         before = None if initial is None else initial.gates
-        parts.append(_gate_table(trained.gates, before, sites, options))
-        summary["gates"] = _gate_summary(trained.gates, before, parts[-1], sites, options)
+        parts.append(_gate_table(trained.gates, before, sites, n_documents, options))
+        summary["gates"] = _gate_summary(
+            trained.gates, before, parts[-1], sites, n_documents, options
+        )
     if trained.routes is not None:
         before = None if initial is None else initial.routes
-        parts.append(_route_table(trained.routes, before, options))
-        summary["routes"] = _route_summary(trained.routes, options)
-        weights = _source_table(trained.routes, before, options)
+        parts.append(route_table(trained.routes, before, n_documents, options))
+        summary["routes"] = route_summary(trained.routes, n_documents, options)
+        weights = source_table(trained.routes, before, n_documents, options)
         attached.append(
             Result("route_weights", weights, source, notes=[_NOTES[0]], keys=("source_index",))
         )
+    notes = [*_NOTES, *split_notes(windows)]
     table = pd.concat(parts, ignore_index=True)
     for name in ("dead", "dead_init"):
         if name in table:
             table[name] = table[name].eq(True)
-    return Result("sparsity", table, source, summary, list(_NOTES), parts=tuple(attached))
+    return Result("sparsity", table, source, summary, notes, parts=tuple(attached))
 
 
 _NOTES = (
@@ -143,6 +144,8 @@ _NOTES = (
     "these tokens.",
     "norm_share is |alpha| ||V_1|| / (|alpha| ||V_1|| + |scale| ||V_n||) per token, scale being "
     "the weight of the own value (1 in SATFormer).",
+    "normalised_entropy of a read is its mean entropy over log n of its n sources; that of the "
+    "summary weights the reads of several sources by log n.",
     "A source's depth is the mean index of the sublayers it sums, the embedding's -1; distances "
     "are in sublayers.",
 )
@@ -196,6 +199,7 @@ def _gate_table(
     gates: GateStatistics,
     initial: GateStatistics | None,
     sites: Sequence[AccessSite],
+    n_documents: int,
     options: dict[str, Any],
 ) -> pd.DataFrame:
     ratios = _ratios(gates)
@@ -223,15 +227,10 @@ def _gate_table(
     return gate_cells([site for site in sites if site.kind == "gate"]).assign(
         **columns,
         n_undefined=n_undefined,
-        n_documents=(sums["n"] > 0).sum(axis=0),
+        n_documents=documents_in(sums["n"], n_documents),
         n_tokens=sums["n"].sum(axis=0),
         flags=join_marks(marks, flag_column(flags)),
     )
-
-
-def join_marks(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Two columns of flags as one, joined by ``;``."""
-    return np.array([";".join(x for x in pair if x) for pair in zip(first, second, strict=True)])
 
 
 def _dead(gates: GateStatistics) -> np.ndarray:
@@ -258,12 +257,14 @@ def _gate_summary(
     initial: GateStatistics | None,
     table: pd.DataFrame,
     sites: Sequence[AccessSite],
+    n_documents: int,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    overall = {
-        name: interval_summary(ratio_interval(a.sum(axis=1), b.sum(axis=1), **options))
+    intervals = {
+        name: ratio_interval(a.sum(axis=1), b.sum(axis=1), **options)
         for name, (a, b) in _ratios(gates).items()
     }
+    overall = {name: interval_summary(interval) for name, interval in intervals.items()}
     zeros, dead = gates.sums["zero"].sum(axis=0), _dead(gates)
     first = {name: gates.sums[f"first_{name}"].sum() for name in ("n", "zero", "total")}
     summary: dict[str, Any] = {
@@ -280,13 +281,29 @@ def _gate_summary(
         },
         "signed": any(s.support == "signed" for s in sites if s.kind == "gate"),
         "static": not any(s.per_token for s in sites if s.kind == "gate"),
+        "interval": interval_protocol(intervals["zero_fraction"], n_documents),
     }
     if initial is not None:
         totals = {name: (a.sum(), b.sum()) for name, (a, b) in _ratios(initial).items()}
         summary["overall_init"] = {name: float(divide(*pair)) for name, pair in totals.items()}
+        summary["zero_fraction_change"] = interval_summary(_zero_change(gates, initial, options))
         summary["n_dead_init"] = int(_dead(initial).sum())
         summary["variance_shares_init"] = _variance_shares(initial)
     return summary
+
+
+def _zero_change(
+    gates: GateStatistics, initial: GateStatistics, options: dict[str, Any]
+) -> Interval:
+    """Zero fraction minus the untrained model's, paired: both resample the same documents."""
+    trained, untrained = (
+        [reducer.sums[name].sum(axis=1) for name in ("zero", "n")] for reducer in (gates, initial)
+    )
+
+    def change(zero: np.ndarray, n: np.ndarray, zero_0: np.ndarray, n_0: np.ndarray) -> np.ndarray:
+        return divide(zero, n) - divide(zero_0, n_0)
+
+    return function_interval(change, *trained, *untrained, weights=trained[1], **options)
 
 
 def _variance_shares(gates: GateStatistics) -> dict[str, float]:
@@ -295,130 +312,3 @@ def _variance_shares(gates: GateStatistics) -> dict[str, float]:
     totals = (gates.sums[name].sum(axis=0).reshape(shape) for name in ("total", "squares", "n"))
     shares = variance_shares(*totals)
     return dict(zip(VARIANCE_PARTS, shares.tolist(), strict=True))
-
-
-# -- routes ----------------------------------------------------------------------------------------
-
-
-def _route_ratios(routes: RouteStatistics) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Each statistic of a read that is a ratio of sums, (G, S)."""
-    sums, sites = routes.sums, routes.sites
-    n, weight = sums["n"], sums["weight"]
-    sources = np.array([len(site.sources) for site in sites])
-    # A read of one source has no entropy to speak of: 0 / 0.
-    possible = np.log(sources) * n
-    ratios = {
-        "normalised_entropy": (np.where(possible > 0, sums["entropy"], 0.0), possible),
-        "effective_sources": (sums["effective"], n),
-    }
-    mass = np.einsum("gn,nfs->fgs", weight, family_mass(sites))
-    for index, name in enumerate(FAMILIES):
-        has = family_mass(sites)[:, index].any(axis=0)
-        ratios[f"mass_{name}"] = (mass[index], np.where(has, n, 0.0))
-    ratios["depth_distance"] = (weight @ depth_distance(sites), n)
-    return ratios
-
-
-def _token_variance(routes: RouteStatistics, weight: Any, squares: Any, n: Any) -> np.ndarray:
-    """Variance over tokens of each weight, added up over a read's sources, (..., S)."""
-    member = membership(routes.site_of)
-    per_source = n[..., routes.site_of]
-    mean = divide(weight, per_source)
-    variance = np.maximum(divide(squares, per_source) - mean**2, 0.0)
-    return np.nan_to_num(variance) @ member + np.where(n > 0, 0.0, np.nan)
-
-
-def _route_points(routes: RouteStatistics) -> dict[str, np.ndarray]:
-    points = {name: divide(a.sum(0), b.sum(0)) for name, (a, b) in _route_ratios(routes).items()}
-    sums = (routes.sums[name].sum(axis=0) for name in ("weight", "squares", "n"))
-    return {**points, "token_variance": _token_variance(routes, *sums)}
-
-
-def _route_table(
-    routes: RouteStatistics, initial: RouteStatistics | None, options: dict[str, Any]
-) -> pd.DataFrame:
-    ratios, sums = _route_ratios(routes), routes.sums
-    pairs = [np.stack(side, axis=1) for side in zip(*ratios.values(), strict=True)]
-    interval = ratio_interval(*pairs, **options)
-    spread = function_interval(
-        lambda weight, squares, n: _token_variance(routes, weight, squares, n),
-        *(sums[name] for name in ("weight", "squares", "n")),
-        weights=sums["n"],
-        **options,
-    )
-    columns: dict[str, Any] = {"n_sources": [len(site.sources) for site in routes.sites]}
-    for index, name in enumerate(ratios):
-        columns |= interval_columns(name, interval, index)
-    columns |= interval_columns("token_variance", spread)
-    if initial is not None:
-        columns |= {f"{name}_init": value for name, value in _route_points(initial).items()}
-    single = np.array(["single_source" if len(s.sources) == 1 else "" for s in routes.sites])
-    effective = list(ratios).index("effective_sources")
-    return route_cells(routes.sites).assign(
-        **columns,
-        n_undefined=sums["undefined"].sum(axis=0),
-        n_documents=(sums["n"] > 0).sum(axis=0),
-        n_tokens=sums["n"].sum(axis=0),
-        flags=join_marks(single, interval.flags[effective]),
-    )
-
-
-def _route_summary(routes: RouteStatistics, options: dict[str, Any]) -> dict[str, Any]:
-    several = np.array([len(site.sources) > 1 for site in routes.sites])
-    overall = {
-        name: interval_summary(
-            ratio_interval(a[:, several].sum(axis=1), b[:, several].sum(axis=1), **options)
-        )
-        for name, (a, b) in _route_ratios(routes).items()
-    }
-    first = divide(
-        np.einsum("gn,nfs->fs", routes.sums["first_weight"], family_mass(routes.sites)).sum(axis=1),
-        routes.sums["first_n"].sum(),
-    )
-    shares = _embedding_variance(routes)
-    return {
-        "overall": overall,
-        "n_reads": len(routes.sites),
-        "n_single_source": int((~several).sum()),
-        "n_undefined": int(routes.sums["undefined"].sum()),
-        "variance_shares_of_embedding_weight": shares,
-        "first_token": {
-            "n": int(routes.sums["first_n"][:, 0].sum()),
-            **{f"mass_{name}": float(value) for name, value in zip(FAMILIES, first, strict=True)},
-        },
-    }
-
-
-def _embedding_variance(routes: RouteStatistics) -> dict[str, float]:
-    """Shares of the variance of the embedding's weight between reads and between tokens."""
-    columns = np.flatnonzero(np.diff(routes.site_of, prepend=-1))  # the embedding comes first
-    several = np.bincount(routes.site_of) > 1
-    total, squares = (routes.sums[k].sum(axis=0)[columns][several] for k in ("weight", "squares"))
-    n = routes.sums["n"].sum(axis=0)[several]
-    between, _, tokens = variance_shares(total[:, None], squares[:, None], n[:, None])
-    return {"sites": float(between), "tokens": float(tokens)}
-
-
-def _source_table(
-    routes: RouteStatistics, initial: RouteStatistics | None, options: dict[str, Any]
-) -> pd.DataFrame:
-    """A row a (read, source): its mean weight."""
-    place = routes.site_of
-    n = routes.sums["n"][:, place]
-    interval = ratio_interval(routes.sums["weight"], n, **options)
-    sources = [(index, source) for s in routes.sites for index, source in enumerate(s.sources)]
-    table = route_cells(routes.sites).iloc[place].reset_index(drop=True)
-    columns: dict[str, Any] = interval_columns("weight", interval)
-    if initial is not None:
-        before = initial.sums
-        totals = before["weight"].sum(axis=0), before["n"].sum(axis=0)[place]
-        columns["weight_init"] = divide(*totals)
-    return table.drop(columns=["kind", "head"]).assign(
-        source=[source.label for _, source in sources],
-        source_kind=[source.kind for _, source in sources],
-        source_index=[index for index, _ in sources],
-        **columns,
-        n_documents=(n > 0).sum(axis=0),
-        n_tokens=n.sum(axis=0),
-        flags=interval.flags,
-    )

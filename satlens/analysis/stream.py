@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import satlens
 from satlens.analysis.accumulators import Accumulator, canonical, load_state, save_state
 from satlens.analysis.stats import MAX_GROUPS, group_of
 from satlens.config import to_dict
@@ -31,6 +32,7 @@ from satlens.errors import AnalysisError
 from satlens.hooks import HookedModel
 from satlens.models.attention import chosen_attention
 from satlens.models.decoder import Decoder
+from satlens.provenance import source_sha256
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, batches done and batches in all."""
@@ -39,6 +41,8 @@ Transform = Callable[[Tensor], Tensor]
 
 SAVE_SECONDS = 5.0
 _STATE_VERSION = 1
+_CODE = ("config.py", "hooks.py", "data", "models", "analysis")
+"""Sources that decide the numbers of a pass."""
 _current_batch: ContextVar[Batch | None] = ContextVar("satlens_batch", default=None)
 
 
@@ -165,7 +169,7 @@ def fold(
     """
     path = None
     if resume_dir is not None:
-        _refuse_foreign_hooks(model)
+        refuse_foreign_hooks(model)
         what = [identity, label, first, step]
         path = Path(resume_dir) / f"{label}-{pass_key(model, windows, what)[:24]}.npz"
     numbers = range(first, len(windows), step)
@@ -290,6 +294,7 @@ def pass_key(model: Decoder, windows: Windows, identity: Any) -> str:
         "attention": chosen_attention(),
         "device": model.device.type,
         "torch": torch.__version__,
+        "satlens": [satlens.__version__, source_sha256(*_CODE)],
         "identity": identity,
     }
     return hashlib.sha256(canonical(content).encode()).hexdigest()
@@ -305,7 +310,12 @@ def weights_sha256(model: Decoder) -> str:
     return digest.hexdigest()
 
 
-def _refuse_foreign_hooks(model: Decoder) -> None:
+def refuse_foreign_hooks(model: Decoder) -> None:
+    """A resumed pass cannot know what hooks of the caller's own do.
+
+    Raises:
+        AnalysisError: the model carries some.
+    """
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         raise AnalysisError(
             "resume_dir: the model carries hooks or interventions, whose effect a resumed "

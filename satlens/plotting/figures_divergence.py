@@ -27,7 +27,7 @@ def divergence_figure(table: Frame, summary: Mapping[str, Any], parts: Parts) ->
     ]
     groups = {name: table[np.equal(names, name)] for name in dict.fromkeys(names)}
     base = str(table["base"].iloc[0]) if len(table) else "e"
-    unit = "nats" if base == "e" else f"log base {base}"
+    unit = {"e": "nats", "2": "bits"}.get(base, f"units of log base {base}")
     ceiling = math.log(2) / (1.0 if base == "e" else math.log(float(base)))
     rows = [list(groups.items())[i : i + 2] for i in range(0, len(groups), 2)]
     panels: list[Panel] = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from satlens.report import caveats, words
 from satlens.report.collect import Run, collect
-from satlens.report.effects import Finding
+from satlens.report.effects import Finding, listed
 from satlens.report.page import Provenance, Section, render
 from satlens.report.sections import (
     ablation_section,
@@ -110,6 +110,33 @@ def _corpus(run: Run) -> str:
         n, tokens = (evaluated[0].summary.get(key) for key in ("n_documents", "n_tokens"))
         if n and tokens:
             text += f"; scored on {n:,} held-out documents ({tokens:,} tokens)"
+    return text + _slices(run)
+
+
+_MEASURES = {
+    "evaluation": ("evaluation",),
+    "gates and routes": ("sparsity", "categories", "divergence"),
+    "ablation": ("ablation",),
+}
+
+
+def _slices(run: Run) -> str:
+    """How much of each document every analysis read, as the results record it."""
+    said = []
+    for label, kinds in _MEASURES.items():
+        lengths = {
+            result.provenance["data"]["max_tokens_per_document"]
+            for (_, _, kind), result in run.results.items()
+            if kind in kinds and "max_tokens_per_document" in result.provenance.get("data", {})
+        }
+        if lengths:
+            each = [f"the first {n:,} tokens" for n in sorted(lengths - {None})]
+            said.append(f"{label} {listed([*each, *['all'] * (None in lengths)], 'or')}")
+    if not said:
+        return ""
+    text = f"; measured of each document: {', '.join(said)}"
+    if "first" in text:
+        text += ". Intervals of what reads only first tokens are about openings of documents"
     return text
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from satlens.report.effects import Finding
+from satlens.report.effects import NATS, Finding, plain
 
 
 def _caveat(text: str) -> Finding:
@@ -72,17 +72,26 @@ CATEGORIES = [
         "on old prose."
     ),
 ]
-DIVERGENCE = [
-    _caveat(
-        "Jensen-Shannon divergence in nats, at most ln 2 = 0.693; the divergence itself, not its "
-        "square root. At initialisation both routes are uniform, so the baseline is 0."
-    ),
-    _caveat(
-        "The divergence of the mean routes is never larger than the mean divergence per token, "
-        "and is biased upwards on few tokens."
-    ),
-    _caveat("That two routes differ does not say that the difference is used: see the ablations."),
-]
+
+
+def divergence(bounds: Sequence[str]) -> list[Finding]:
+    """``bounds`` are the largest divergences there are, in the units of the results."""
+    largest = " or ".join(bounds) or "log 2"
+    return [
+        _caveat(
+            f"Jensen-Shannon divergence, at most {largest}; the divergence itself, not its square "
+            "root. At initialisation both routes are uniform, so the baseline is 0."
+        ),
+        _caveat(
+            "The divergence of the mean routes is never larger than the mean divergence per token, "
+            "and is biased upwards on few tokens."
+        ),
+        _caveat(
+            "That two routes differ does not say that the difference is used: see the ablations."
+        ),
+    ]
+
+
 ABLATION = [
     _caveat(
         "Ablation damage is not usefulness: a model that hardly beats its baseline can lose a nat "
@@ -91,11 +100,23 @@ ABLATION = [
     ),
     _caveat("Shuffling gives a token the gate of a later one, so that condition is not causal."),
 ]
-ARMS = [
-    _caveat(
-        "Paired seeds share initial weights, data order, schedule and evaluation tokens. "
-        "Differences below about 0.01 nats/token between single runs mean nothing at this scale: a "
-        "change of the "
-        "learning rate by 0.1 % moves the loss by as much."
-    ),
-]
+
+
+def arms(floor: float) -> list[Finding]:
+    """``floor`` in nats a token is what two trainings differ by for no reason."""
+    return [
+        _caveat(
+            "Paired seeds share initial weights, data order, schedule and evaluation tokens. "
+            f"Differences below about {plain(floor, 2)} {NATS} between single runs are taken to "
+            "mean nothing: a change of the learning rate by 0.1 % moved the loss by about 0.01 in "
+            "a similar recipe on other text, not in this study."
+        ),
+    ]
+
+
+def few_clusters(n: int, least: int) -> Finding:
+    """``n`` clusters are fewer than the ``least`` that a bootstrap should have."""
+    return _caveat(
+        f"Intervals over clusters of documents rest on {n} clusters, fewer than {least} (few in "
+        "the table): a bootstrap over so few tends to be too narrow."
+    )

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from satlens.analysis.result import Result
 from satlens.errors import AnalysisError, DataError
 
@@ -92,8 +90,6 @@ def collect(root: str | Path) -> Run:
             _load_checkpoint_results(run, arm, seed)
     for name in STUDY_RESULTS:
         _load(run, root / "results", name, None, None, expected=bool(planned))
-    if "curves" not in run.study:
-        _curves_from_metrics(run)
     return run
 
 
@@ -165,29 +161,3 @@ def _load(
         run.study[name] = result
     else:
         run.results[arm, seed, name] = result
-
-
-def _curves_from_metrics(run: Run) -> None:
-    """Validation losses straight from the training logs, when no curves table was made."""
-    rows = []
-    for arm in run.arms:
-        for seed in run.seeds[arm]:
-            path = run.root / "train" / arm / f"seed{seed}" / "metrics.jsonl"
-            if path.exists():
-                rows += [{"arm": arm, "seed": seed, **row} for row in _evaluations(path)]
-    if rows:
-        table = pd.DataFrame(rows).assign(n_documents=None, n_tokens=None, flags="")
-        run.study["curves"] = Result("curves", table, keys=("seed", "step", "tokens"))
-
-
-def _evaluations(path: Path) -> list[dict[str, Any]]:
-    """Step, tokens and validation loss of each evaluation in a training log."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue  # the last line of a run that was killed while writing it
-        if isinstance(entry, dict) and "val_loss" in entry:
-            kept.append({key: entry.get(key) for key in ("step", "tokens", "val_loss")})
-    return kept

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
 
 NOISE_FLOOR = 0.01
-"""Differences in nats a token below which two runs at the demo scale are not told apart: changing
-the learning rate by a thousandth moves the loss by about as much."""
+"""Differences in nats a token below which two runs at the demo scale are not told apart: in a
+similar recipe on other text, changing the learning rate by a thousandth moved the loss by
+about as much."""
 
 ALPHA = 0.05
 NATS = "nats/token"
@@ -78,6 +79,16 @@ def effect(row: Any, stat: str, covers: str | None = None) -> Effect:
     )
 
 
+def effect_of(cell: Mapping[str, Any] | None) -> Effect:
+    """An effect from a cell of a summary: ``estimate, low, high, flags``; nulls are NaN."""
+    cell = cell or {}
+    value, low, high = (
+        math.nan if cell.get(name) is None else float(cell[name])
+        for name in ("estimate", "low", "high")
+    )
+    return Effect(value=value, low=low, high=high, flags=str(cell.get("flags") or ""))
+
+
 # -- formats ---------------------------------------------------------------------------------------
 
 
@@ -114,6 +125,17 @@ def percent(value: float) -> str:
     return "> 99.9 %" if share > 99.9 else f"{share:.1f} %"
 
 
+def tenths(value: float) -> str:
+    """56.3: a share in per cent with one decimal, as :func:`interval_percent` writes its ends, so
+    that rounding never puts an estimate outside its interval; only 0 and 1 read as 0 and 100."""
+    if not math.isfinite(value):
+        return "n/a"
+    share = 100 * value
+    if 0 < share < 0.05:
+        return "< 0.1"
+    return "> 99.9" if 99.95 <= share < 100 else f"{share:.1f}"
+
+
 def interval(found: Effect, digits: int = 3, name: str = "95 % interval", sign: bool = True) -> str:
     """``95 % interval [-0.066, -0.027]``, or why there is none; ``sign`` writes a plus too."""
     if found.has_interval:
@@ -124,11 +146,23 @@ def interval(found: Effect, digits: int = 3, name: str = "95 % interval", sign: 
 
 
 def interval_percent(found: Effect) -> str:
-    """``95 % interval 55 % to 57 %``, or why there is none."""
+    """``95 % interval 55.0 to 57.0 %``, or why there is none."""
     if found.has_interval:
-        low, high = 100 * found.low, 100 * found.high
-        return f"95 % interval {low:.1f} to {high:.1f} %"
+        return f"95 % interval {tenths(found.low)} to {tenths(found.high)} %"
     return f"no interval{_reason(found.flags)}"
+
+
+def points(value: float) -> str:
+    """A difference of two shares: +6.0 points, i.e. hundredths."""
+    return f"{signed(100 * value, 1)} points"
+
+
+def interval_points(found: Effect) -> str:
+    """``95 % interval [+5.0, +7.0] points``, or why there is none."""
+    if not found.has_interval:
+        return interval(found)
+    low, high = (signed(100 * end, 1) for end in (found.low, found.high))
+    return f"95 % interval [{low}, {high}] points"
 
 
 def _reason(flags: str) -> str:

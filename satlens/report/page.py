@@ -78,7 +78,6 @@ class Section:
 
     id: str
     title: str
-    intro: str = ""
     caveats: list[Finding] = field(default_factory=list)
     headlines: list[Finding] = field(default_factory=list)
     """What the summary at the top repeats."""

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pandas as pd
 
 from satlens.analysis.result import Result
+from satlens.analysis.stats import FEW_UNITS
 from satlens.plotting import figure_for
 from satlens.report import caveats, words
 from satlens.report.collect import Run
-from satlens.report.effects import Effect, Finding, Frame, capital
+from satlens.report.effects import NOISE_FLOOR, Effect, Finding, Frame, capital, effect_of
 from satlens.report.page import Link, Part, Picture, Section, Table, picture, table
-from satlens.report.words.divergence import effect_of
 
 Say = Callable[[str, int, Result], list[Finding]]
 Headline = Callable[[str, dict[int, Result]], list[Finding]]
@@ -24,7 +24,7 @@ def arms_section(run: Run) -> Section | None:
     if not evaluated and not study:
         return None
     section = Section("arms", "Which architecture ends with the lower loss?")
-    section.caveats = list(caveats.ARMS)
+    section.caveats = caveats.arms(_floor(run))
     part = Part()
     losses = {
         arm: {seed: _nll(result).value for seed, result in seeds.items()}
@@ -40,6 +40,9 @@ def arms_section(run: Run) -> Section | None:
     part.findings += words.evaluation(losses)
     if "curves" in study and len(study["curves"].table):
         part.figures.append(_figure(run, study["curves"], "results", "Validation loss in training"))
+    n_clusters = _few_clusters(evaluated)
+    if n_clusters is not None:
+        section.caveats.append(caveats.few_clusters(n_clusters, FEW_UNITS))
     if evaluated:
         part.tables.append(_losses(evaluated))
     section.parts = [part]
@@ -105,7 +108,9 @@ def divergence_section(run: Run) -> Section | None:
         return words.divergence_across(arm, tables)
 
     title = "Do values come from elsewhere than queries and keys?"
-    return _by_arm(run, "divergence", title, caveats.DIVERGENCE, say, headline)
+    summaries = [r.summary for results in run.of("divergence").values() for r in results.values()]
+    bounds = dict.fromkeys(words.bound(summary) for summary in summaries)
+    return _by_arm(run, "divergence", title, caveats.divergence(list(bounds)), say, headline)
 
 
 def ablation_section(run: Run) -> Section | None:
@@ -113,23 +118,34 @@ def ablation_section(run: Run) -> Section | None:
     compared = run.study.get("comparison")
 
     def say(arm: str, seed: int, result: Result) -> list[Finding]:
-        gain = None if compared is None else words.difference_of(compared.table, arm, seed)
-        return words.ablation(result.table, result.summary, _who(arm, seed), gain)
+        gain = (
+            None
+            if compared is None
+            else words.difference_of(compared.table, arm, seed, _floor(run))
+        )
+        return words.ablation(result.table, result.summary, _who(arm, seed), gain, _floor(run))
 
     def headline(arm: str, results: dict[int, Result]) -> list[Finding]:
         effects = {seed: words.ablation_effects(r.table) for seed, r in results.items()}
         found = []
+        static = all(words.is_static(r.table) for r in results.values())
         for key in dict.fromkeys(key for of_seed in effects.values() for key in of_seed):
             seeds = {seed: of_seed[key] for seed, of_seed in effects.items() if key in of_seed}
             if all(effect.value == 0 for effect in seeds.values()):
                 continue  # a static weight replaced by its own mean
-            statement = f"{arm}: {words.describe(*key)}"
+            statement = f"{arm}: {words.describe(*key, static)}"
             found += words.across_seeds(
                 statement, seeds, up=words.UP, down=words.DOWN, unit="nats/token"
             )
         return found
 
     return _by_arm(run, "ablation", "Does it matter?", caveats.ABLATION, say, headline)
+
+
+def _floor(run: Run) -> float:
+    """Nats a token by which two trainings differ for no reason, as the comparison has it."""
+    compared = run.study.get("comparison")
+    return float((compared and compared.summary.get("noise_floor")) or NOISE_FLOOR)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -203,9 +219,23 @@ def _losses(evaluated: dict[str, dict[int, Result]]) -> Table:
                     "clusters_low": clusters.low,
                     "clusters_high": clusters.high,
                     "perplexity": perplexity.get("estimate"),
+                    "documents": result.summary.get("n_documents"),
+                    "clusters": result.summary.get("n_clusters"),
+                    "flags": _flags(nll=nll.flags, clusters=clusters.flags),
                 }
             )
     return table(pd.DataFrame(rows), "Held-out loss of every checkpoint, nats/token", opened=True)
+
+
+def _flags(**flags: str) -> str:
+    return "; ".join(f"{name}: {text}" for name, text in flags.items() if text)
+
+
+def _few_clusters(evaluated: dict[str, dict[int, Result]]) -> int | None:
+    """The smallest number of clusters if it is below what a bootstrap should have."""
+    found = [r.summary.get("n_clusters") for seeds in evaluated.values() for r in seeds.values()]
+    few = [int(n) for n in found if n is not None and n < FEW_UNITS]
+    return min(few, default=None)
 
 
 def _figure(run: Run, result: Result, where: str, title: str) -> Picture:

@@ -126,3 +126,17 @@ def test_intervals_are_paired(docs):
     spread = evaluation.summary["nll"]
     assert np.isfinite(width)
     assert width < spread["high"] - spread["low"]
+
+
+def test_the_slice_the_output_read_and_static_weights_are_recorded(docs):
+    limits = {"max_documents": 9, "max_tokens_per_document": 12}
+    options = {"scope": ("layer",), **limits, **FAST}
+    found = ablate(tiny("rd-attnres"), docs, kinds=("uniform",), **options)
+    assert limits.items() <= found.provenance["data"].items()
+    assert found.provenance["data"]["context"] == tiny("rd-attnres").cfg.n_ctx
+    last = found.table["layer"] == tiny("rd-attnres").cfg.n_layers
+    assert (found.table["sublayer"] == np.where(last, "out", "")).all()
+    flags = ablate(tiny("resformer"), docs, kinds=("zero",), **options).table["flags"]
+    assert flags.str.split(";").map(lambda f: "static" in f).all()
+    flags = ablate(tiny("satformer"), docs, kinds=("zero",), **options).table["flags"]
+    assert not flags.str.contains("static").any()

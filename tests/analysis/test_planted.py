@@ -126,6 +126,14 @@ def test_planted_divergence(docs):
     assert bits["base"][1] == "2"
 
 
+def test_the_unit_and_the_bound_of_a_divergence_follow_its_base(docs):
+    for base, unit, bound in ((None, "nats", "0.693"), (2, "bits", "1.000")):
+        found = divergence(routed(), docs, base=base, **FAST)
+        assert found.summary["unit"] == unit
+        assert found.summary["ceiling"] == pytest.approx(float(bound), abs=5e-4)
+        assert any(f"at most log 2 = {bound} {unit}" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 64])
 def test_planted_bigram_perplexity(docs, batch_size):
     model, log_p = bigram()

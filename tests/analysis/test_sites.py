@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,12 +11,18 @@ import torch
 from planted import blank, documents, tags_of, tiny, token_class
 from scipy.spatial.distance import jensenshannon
 
+from satlens.analysis.ablation import ablate
 from satlens.analysis.categories import categories
 from satlens.analysis.coding import frequency_bands
 from satlens.analysis.divergence import divergence
+from satlens.analysis.evaluation import evaluate
 from satlens.analysis.inputs import open_windows
+from satlens.analysis.reducers import RouteStatistics
 from satlens.analysis.result import Result
+from satlens.analysis.route_tables import route_table
 from satlens.analysis.sparsity import sparsity
+from satlens.analysis.stats import ratio_interval
+from satlens.analysis.stream import n_groups, run
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
 
@@ -107,6 +114,125 @@ def test_gate_summary_against_the_cache(docs):
     assert summary["overall"]["zero_fraction"]["estimate"] == pytest.approx(np.mean(x == 0))
     n_windows = sum(-(-(len(d.tokens) - 1) // N_CTX) for d in docs)
     assert summary["first_token"]["n"] == n_windows * x.shape[0] * x.shape[2]
+
+
+def test_change_of_zeros_is_paired_by_document(docs):
+    model = tiny("satformer")
+    fresh = Decoder(model.cfg, seed=0)
+    found = sparsity(model, docs, **FAST).summary["gates"]
+    change = found["zero_fraction_change"]
+    rows, n = [], []
+    for document in docs:
+        zeros = [
+            sum((w == 0).sum() for w in cached(m, [document], gate_hooks(m)).values())
+            for m in (model, fresh)
+        ]
+        rows.append(zeros[0] - zeros[1])
+        n.append(sum(w.size for w in cached(model, [document], gate_hooks(model)).values()))
+    expected = ratio_interval(np.array(rows), np.array(n), **FAST)
+    for name in ("estimate", "low", "high"):
+        assert change[name] == pytest.approx(float(getattr(expected, name)), rel=1e-9)
+    # The same weights twice differ nowhere, however much documents differ.
+    same = sparsity(fresh, docs, **FAST).summary["gates"]
+    assert (same["zero_fraction_change"]["low"], same["zero_fraction_change"]["high"]) == (0, 0)
+    assert same["overall"]["zero_fraction"]["low"] < same["overall"]["zero_fraction"]["high"]
+
+
+def gate_hooks(model):
+    return [site.hook for site in model.sites if site.kind == "gate"]
+
+
+def test_route_summary_against_the_cache(docs):
+    """The first token and the embedding's weight, over reads of several sources."""
+    model = tiny("attnres", block_size=2)
+    summary = sparsity(model, docs, **FAST).summary["routes"]
+    sites = [site for site in model.sites if len(site.sources) > 1]
+    first = {site.hook: [] for site in sites}
+    with torch.no_grad():
+        for document in docs:
+            for start in range(0, len(document.tokens) - 1, N_CTX):
+                piece = torch.from_numpy(document.tokens[start : start + 1])[None]
+                _, cache = model.run_with_cache(piece, names_filter=list(first))
+                for hook, rows in first.items():
+                    rows.append(cache[hook][0, 0].double().numpy())
+    for name, kind in (("embedding", "embedding"), ("blocks", "block"), ("partial", "partial")):
+        masses = [
+            np.mean(first[site.hook], axis=0)[[s.kind == kind for s in site.sources]].sum()
+            for site in sites
+            if any(s.kind == kind for s in site.sources)
+        ]
+        assert summary["first_token"][f"mass_{name}"] == pytest.approx(np.mean(masses), rel=1e-5)
+    found = cached(model, docs, list(first))
+    weights = np.stack([found[site.hook][:, 0] for site in sites])
+    assert summary["embedding_weight"]["mean"] == pytest.approx(weights.mean(), rel=1e-5)
+    within = math.sqrt(weights.var(axis=1).mean())
+    assert summary["embedding_weight"]["sd_within_read"] == pytest.approx(within, rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.001])
+def test_weights_that_do_not_add_up_are_undefined(docs, scale):
+    model = tiny("attnres")
+    site = model.sites[3]
+
+    def scaled(route, hook):
+        route = route.clone()
+        route[:, ::2] *= scale
+        return route
+
+    model.add_hook(site.hook, scaled)
+    row = sparsity(model, docs, baseline=False, **FAST).table.set_index("site").loc[site.name]
+    assert row["n_undefined"] > 0
+    assert 0 < row["normalised_entropy"] <= 1
+
+
+@pytest.mark.parametrize("support", ["nonnegative", "signed"])
+def test_entropy_exists_for_distributions_alone(docs, support):
+    model = tiny("attnres")
+    sites = [dataclasses.replace(model.sites[3], support=support)]
+    windows = open_windows(model, docs)
+    reducer = RouteStatistics(sites, n_groups(windows))
+    model.add_hook(sites[0].hook, lambda route, hook: route * (-2 if support == "signed" else 2))
+    run(model, windows, [reducer])
+    row = route_table(reducer, None, windows.n_documents, FAST).iloc[0]
+    assert row["n_undefined"] == 0
+    assert math.isnan(row["normalised_entropy"])
+    assert math.isnan(row["effective_sources"])
+    assert abs(row["mass_embedding"]) > 0
+
+
+def test_documents_are_counted_and_not_their_groups():
+    many = documents(lengths=(12,) * 1500, d_vocab=32)
+    few = [d._replace(tokens=d.tokens // 2 * 2) for d in many[:1490]] + many[1490:]
+    n_odd = sum(bool((d.tokens[1:-1] % 2).any()) for d in many[1490:])
+    model, tags = tiny("satformer"), tags_of(few)
+    options = {"n_resamples": 9, "batch_size": 64}
+    found = sparsity(model, few, baseline=False, **options)
+    assert set(found.table["n_documents"]) == {1500}
+    assert found.summary["gates"]["interval"]["units"] == "1024 groups of documents, by hash"
+    found = categories(model, few, tags=tags, **options)
+    counts = found.table.groupby("category")["n_documents"].first()
+    assert counts.to_dict() == {"semantic": 1500, "functional": n_odd}
+    both = sum(set(d.tokens[1:-1] % 2) == {0, 1} for d in few)
+    assert found.summary["contrast"]["n_documents_with_both"] == both
+    assert found.part("categories_contrasts").table["n_documents"].iloc[0] == both
+    assert "units" in found.summary["contrast"]["interval"]
+    found = divergence(tiny("rd-attnres"), few, baseline=False, **options)
+    assert set(found.table["n_documents"]) == {1500}
+    found = ablate(model, few, kinds="zero", scope="model", **options)
+    assert found.table["n_documents"].iloc[0] == 1500
+    assert sparsity(model, few[:9], **FAST).summary["gates"]["interval"]["units"] == "documents"
+
+
+def test_data_without_splits_is_said_to_be_taken_whole(docs):
+    for result in (
+        sparsity(tiny("satformer"), docs, **FAST),
+        categories(tiny("satformer"), docs, tags=tags_of(docs), **FAST),
+        divergence(tiny("rd-attnres"), docs, **FAST),
+        ablate(tiny("satformer"), docs, kinds="zero", **FAST),
+        evaluate(tiny("satformer"), docs, **FAST),
+    ):
+        assert result.provenance["data"]["split"] is None
+        assert "Data taken whole: no split." in result.notes
 
 
 @pytest.mark.parametrize(
@@ -212,8 +338,10 @@ def test_categories_against_the_cache(docs):
             rows = rows.set_index("category")
             for code, name in enumerate(("semantic", "functional")):
                 assert rows["mean"][name] == pytest.approx(x[kinds == code].mean(), rel=1e-5)
-                open_ = np.mean(x[kinds == code] != 0)
-                assert rows["open_fraction"][name] == pytest.approx(open_, rel=1e-9)
+                # A route weight is never exactly zero: "open" says nothing about routes.
+                open_ = np.mean(x[kinds == code] != 0) if site.kind == "gate" else math.nan
+                assert rows["open_fraction"][name] == pytest.approx(open_, rel=1e-9, nan_ok=True)
+                assert "open_fraction" not in rows["flags"][name]
             row = contrasts.loc[[site.name]].iloc[head]
             a, b = x[kinds == 0], x[kinds == 1]
             assert row["delta"] == pytest.approx(a.mean() - b.mean(), rel=1e-4, abs=1e-7)

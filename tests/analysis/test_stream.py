@@ -140,6 +140,24 @@ def test_a_damaged_state_is_started_again(docs, tmp_path, caplog):
     assert "damaged resume state" in caplog.text
 
 
+def test_a_state_serves_only_the_code_that_made_it(docs, tmp_path, monkeypatch):
+    model = tiny("satformer")
+    evaluate(model, docs, resume_dir=tmp_path, **FAST)
+    monkeypatch.setattr("satlens.analysis.stream.source_sha256", lambda *names: "other code")
+    evaluate(model, docs, resume_dir=tmp_path, **FAST)
+    monkeypatch.setattr("satlens.__version__", "0.0.0")
+    evaluate(model, docs, resume_dir=tmp_path, **FAST)
+    assert len(list(tmp_path.glob("*.npz"))) == 3
+
+
+def test_resume_refuses_hooks_on_the_other_checkpoint(docs, tmp_path):
+    model, other = tiny("attnres"), tiny("attnres", seed=9)
+    other.add_hook(other.sites[3].hook, lambda x, hook: x)
+    with pytest.raises(AnalysisError, match="resume_dir"):
+        divergence(model, docs, other=other, resume_dir=tmp_path, **FAST)
+    divergence(model, docs, other=other, **FAST)
+
+
 def test_resume_refuses_a_model_with_hooks(docs, tmp_path):
     model = tiny("satformer")
     model.add_hook("blocks.1.attn.hook_v_gate", lambda x, hook: x * 0)

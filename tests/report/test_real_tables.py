@@ -74,6 +74,8 @@ def test_every_analysis_is_drawn_and_put_into_words(model) -> None:
     drawn(found)
     table = found.part("categories_contrasts").table
     assert words.categories(table, found.summary)
+    single = table["flags"].str.contains("single_source")
+    assert single.sum() == sum(s.kind == "route" and len(s.sources) == 1 for s in model.sites)
     assert words.categories_across("arm", {0: table})
 
     found = evaluate(model, TEXTS, **OPTIONS)

@@ -182,7 +182,7 @@ def test_the_sentences_change_with_a_null_and_with_a_flipped_result(copy) -> Non
     write_ablation(copy, 0.004)
     null = text_of(copy)
     assert "satformer against transformer: no difference is established" in null
-    assert "no effect is established, every interval covers 0: +0.004" in null
+    assert "no effect is established, every interval covers 0: seed 0: +0.004" in null
     assert "(better)" not in null
     assert "raises the held-out NLL" not in null
 
@@ -217,18 +217,37 @@ def test_results_without_a_plan_are_reported_too(copy) -> None:
     assert "Planned and not run" not in text
 
 
-def test_curves_come_from_the_training_logs_when_no_table_was_made(copy) -> None:
-    for kind in ("csv", "json"):
-        (copy / "results" / f"curves.{kind}").unlink()
-    assert "curves" in text_of(copy)
-    for arm in ("transformer", "satformer"):
-        folder = copy / "train" / arm / "seed0"
-        folder.mkdir(parents=True)
-        lines = [{"step": s, "tokens": s * 10, "val_loss": 5 - s / 10} for s in range(4)]
-        log = "\n".join(map(json.dumps, [{"step": 1, "loss": 5.0}, *lines]))
-        (folder / "metrics.jsonl").write_text(log + '\n{"step": 9, "val')
-    page = build_report(copy).read_text(encoding="utf-8")
-    assert "Validation loss in training" in page
+def test_the_page_says_which_part_of_the_documents_was_read(copy) -> None:
+    assert "measured of each document" not in text_of(copy)
+    for name, first in (("evaluation", 2049), ("sparsity", 513), ("ablation", 129)):
+        path = copy / "results" / "satformer-seed0" / f"{name}.json"
+        record = json.loads(path.read_text())
+        record["provenance"]["data"] = {"max_tokens_per_document": first}
+        path.write_text(json.dumps(record))
+    text = text_of(copy)
+    assert (
+        "measured of each document: evaluation the first 2,049 tokens, gates and routes the first "
+        "513 tokens, ablation the first 129 tokens. Intervals of what" in text
+    )
+    assert "openings of documents" in text
+
+
+def test_few_clusters_are_said_to_be_few(copy) -> None:
+    table, summary = mock.evaluation()
+    clusters = {"nll_over_clusters": mock.cell(4.2, 0.05, "few"), "n_clusters": 12}
+    save(copy, "satformer-seed0", "evaluation", table, {**summary, **clusters})
+    text = text_of(copy)
+    assert "clusters: few" in text
+    assert "rest on 12 clusters, fewer than 30" in text
+
+
+def test_the_noise_floor_is_that_of_the_comparison(copy) -> None:
+    assert "Differences below about 0.01 nats/token" in text_of(copy)
+    table = mock.comparison({("satformer", "transformer"): (-0.047, -0.045)})
+    save(copy, "", "comparison", table, {"noise_floor": 0.06})
+    text = text_of(copy)
+    assert "Differences below about 0.06 nats/token" in text
+    assert "no gain beyond the noise floor" in text
 
 
 @pytest.mark.parametrize(

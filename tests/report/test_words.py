@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from satlens.report import words
-from satlens.report.effects import Effect, Finding, effect, listed, percent, plain, signed
+from satlens.report import caveats, words
+from satlens.report.effects import Effect, Finding, effect, listed, percent, plain, signed, tenths
 
 MINUS = "\N{MINUS SIGN}"
 PAIR = ("satformer", "transformer")
@@ -74,6 +74,16 @@ def test_six_agreeing_seeds_are_a_result_with_their_p() -> None:
     assert "Sign test over 6 seeds: p = 0.031." in finding
 
 
+def test_other_documents_get_a_whole_sentence() -> None:
+    table = mock.comparison({PAIR: (-0.05, -0.04)})
+    table = mock.with_ends(table.assign(difference_documents=-0.045), "difference_documents", 0.005)
+    (finding,) = words.comparison(table, {})
+    assert (
+        f"For these very checkpoints on other documents it is {MINUS}0.045 nats/token, "
+        f"95 % interval [{MINUS}0.050, {MINUS}0.040]." in finding
+    )
+
+
 def test_one_seed_has_no_interval() -> None:
     finding = compared(-0.05)
     assert finding.kind == "direction"
@@ -89,7 +99,11 @@ def test_arms_are_ordered_by_their_loss_without_claiming_more() -> None:
 # -- ablation --------------------------------------------------------------------------------------
 
 
-def ablated(total: float, gain: tuple[str, float] | None = ("transformer", -0.05), **options):
+def gained(difference: float, established: bool = True, n_tokens: int = 73_000) -> words.Gain:
+    return words.Gain("transformer", difference, established, n_tokens)
+
+
+def ablated(total: float, gain: words.Gain | None = gained(-0.05), **options):  # noqa: B008
     return words.ablation(mock.ablation({"zero": total}, **options), {}, "satformer (seed 0)", gain)
 
 
@@ -122,20 +136,74 @@ def test_an_intervention_that_does_nothing_is_said_to_do_nothing() -> None:
 
 def test_layers_and_heads_are_named_where_their_tests_say_so() -> None:
     text = said(ablated(0.08))
-    assert "One layer at a time, zero: it costs in 5 of 7 layers (layers 3, 4, 5, 6 and 7)" in text
+    assert "One layer at a time, zero: it costs in 5 of 7 layers (layers 3 to 7)" in text
     assert "in layer 7, 95 % interval" in text
     assert "In the other 2 none is established." in text
+    table = mock.ablation({"zero": 0.08}).assign(p_adjusted=0.001)
+    every = said(words.ablation(table, {}))
+    assert "it costs in" in every
+    assert "In the other" not in every
     assert "it helps in 5 of 7 layers" in said(ablated(-0.08))
     assert "no effect is established in any of 7 layers" in said(ablated(0.0005))
+
+
+def test_what_counts_as_noise_can_be_given() -> None:
+    table = mock.ablation({"zero": 0.03}, half=0.001)
+    assert "two trainings differ" not in words.ablation(table, {})[0]
+    coarse = words.ablation(table, {}, "satformer", gained(-0.04), 0.05)
+    assert "less than the 0.05 by which two trainings differ" in coarse[0]
+    assert "no gain beyond the noise floor" in coarse[-1]
 
 
 def test_damage_stands_beside_the_gain_over_the_trained_baseline() -> None:
     assert "0.050 nats/token below the trained transformer" in said(ablated(0.08))
     assert "1.6 times that gain" in said(ablated(0.08))
-    no_gain = ablated(1.14, ("transformer", 0.002))
+    assert ablated(0.08)[-1].kind == "found"
+    assert "was measured on" not in said(ablated(0.08))
+    unsure = ablated(0.08, gained(-0.05, established=False, n_tokens=100_000))[-1]
+    assert unsure.kind == "open"
+    assert "Over the seeds that gain is not established." in unsure
+    assert "on 73,000 tokens, the difference between the arms on 100,000" in unsure
+    no_gain = ablated(1.14, gained(0.002))
     assert no_gain[-1].kind == "open"
     assert "shows reliance, not usefulness" in no_gain[-1]
     assert "no trained baseline was compared" in said(ablated(0.08, None))
+
+
+def test_the_gain_is_established_only_if_its_contrast_is() -> None:
+    def gain(*seeds: float) -> words.Gain | None:
+        return words.difference_of(mock.comparison({PAIR: seeds}), "satformer", 0)
+
+    two, six = gain(-0.047, -0.045), gain(-0.05, -0.04, -0.06, -0.05, -0.045, -0.055)
+    assert two == words.Gain("transformer", -0.047, False, 73_000)
+    assert six is not None
+    assert six.established
+
+
+def test_small_effects_of_single_layers_are_read_against_the_noise_floor() -> None:
+    (layers,) = [f for f in ablated(0.08) if f.startswith("One layer")]
+    assert "two trainings differ" not in layers
+    (heads,) = [f for f in ablated(0.08) if f.startswith("One head")]
+    assert "(less than the 0.01 by which two trainings differ for no reason)" in heads
+
+
+def test_the_output_read_is_no_layer_and_its_place_is_named() -> None:
+    table = mock.ablation({"tie_v": 0.08}, n_layers=4, target="route").assign(p_adjusted=0.001)
+    table.loc[table["layer"] == 3, ["sublayer", "dnll"]] = ["out", 0.08]
+    text = said(words.ablation(table, {}))
+    assert "One layer or the output read at a time, values read by the route of queries" in text
+    assert "in the output read, 95 % interval" in text
+    assert "tie_v" not in text
+    table = table.assign(dnll=0.02)
+    assert "3 of 3 reads by layer (layers 1 and 2 and the output read)" in said(
+        words.ablation(table, {})
+    )
+
+
+def test_static_weights_are_not_called_gates() -> None:
+    table = mock.ablation({"zero": 0.08}).assign(flags="static")
+    assert "setting the weight of V_1 to zero raises" in words.ablation(table, {})[0]
+    assert "every gate" not in said(words.ablation(table, {}))
 
 
 # -- gates, routes ---------------------------------------------------------------------------------
@@ -147,11 +215,34 @@ def test_zeros_are_read_against_the_untrained_model() -> None:
     def zeros(zero: float, init: float = 0.5) -> Finding:
         return words.sparsity(table, mock.gate_summary(table, zero, init))[0]
 
-    assert "56 % of cases" in zeros(0.56)
-    assert "sparser than the untrained model (50 %)" in zeros(0.56)
-    assert "less sparse than the untrained model (50 %)" in zeros(0.44)
+    assert "56.0 % of cases, 95 % interval 55.0 to 57.0 %" in zeros(0.56)
+    assert "sparser than the untrained model (50.0 %)" in zeros(0.56)
+    assert "less sparse than the untrained model (50.0 %)" in zeros(0.44)
+    assert "by +6.0 points, 95 % interval [+5.0, +7.0] points" in zeros(0.56)
     assert zeros(0.505).kind == "open"
     assert "training is not shown to have changed it" in zeros(0.505)
+
+
+def test_the_change_of_zeros_has_its_own_paired_interval() -> None:
+    """Wide intervals of both fractions do not hide a change that every document shows."""
+    table = mock.gates()
+    summary = mock.gate_summary(table, 0.52, 0.5)
+    summary["gates"]["overall"]["zero_fraction"] = mock.cell(0.52, 0.2)
+    summary["gates"]["zero_fraction_change"] = mock.cell(0.02, 0.001)
+    assert "sparser than the untrained model" in words.sparsity(table, summary)[0]
+    change = words.sparsity_effects(summary)
+    assert change is not None
+    assert (change.low, change.high) == pytest.approx((0.019, 0.021))
+    del summary["gates"]["zero_fraction_change"]
+    assert words.sparsity_effects(summary) is None
+    assert "the untrained model was not measured" in words.sparsity(table, summary)[0]
+
+
+def test_the_embedding_weight_has_its_spread_over_tokens_and_no_verdict() -> None:
+    table = mock.routes(mock.route_weights())
+    text = said(words.sparsity(table, mock.route_summary()))
+    assert "a standard deviation of 0.070 over tokens; its mean over reads" in text
+    assert "static" not in text
 
 
 def test_dead_heads_are_counted_and_their_share_of_the_zeros_given() -> None:
@@ -189,8 +280,17 @@ def test_the_roles_of_routes_are_compared_by_their_intervals() -> None:
         return said(words.sparsity(moved, mock.route_summary()))
 
     assert "than the query-key route in 7 and less in 0 of 7 layers" in roles(0.2, 0.5)
+    assert "overlap" not in roles(0.2, 0.5)
     assert "than the query-key route in 0 and less in 7 of 7 layers" in roles(0.5, 0.2)
     assert "no difference between the roles is established" in roles(0.3, 0.305)
+
+
+def test_the_reads_left_over_are_named_only_when_there_are_some() -> None:
+    table = mock.routes(mock.route_weights())
+    far = table.assign(mass_embedding_low=0.9, mass_embedding_high=1.0, mass_embedding_init=0.1)
+    assert "no change is established" not in said(words.sparsity(far, mock.route_summary()))
+    one = far.assign(mass_embedding_low=np.where(far["site"] == "out", 0.0, 0.9))
+    assert "in 1 no change is established" in said(words.sparsity(one, mock.route_summary()))
 
 
 # -- categories, divergence ------------------------------------------------------------------------
@@ -212,13 +312,32 @@ def test_category_contrasts_positive_negative_and_null() -> None:
     assert "no head of 28 is found to tell semantic from functional tokens" in null[0]
 
 
+def test_cells_left_over_are_named_only_when_there_are_some() -> None:
+    every = contrasted(np.full(28, 0.2), np.full(28, 0.2))
+    assert "in 28 of 28 heads" in every[0]
+    assert "in the other" not in every[0]
+
+
 def test_a_contrast_that_frequency_explains_is_not_claimed() -> None:
     some = np.zeros(28)
     some[:5] = 0.2
     gone, turned = contrasted(some, np.zeros(28)), contrasted(some, -some)
     assert gone[0].kind == "open"
-    assert "5 of them no longer show it" in said(gone)
-    assert "5 turn round" in said(turned)
+    assert "with frequency and position held fixed 5 no longer show it." in said(gone)
+    assert "held fixed 5 have the opposite sign." in said(turned)
+    assert {finding.kind for finding in gone[1:]} == {"found"}
+    one = np.zeros(28)
+    one[0] = 0.2
+    assert "1 no longer shows it." in said(contrasted(one, np.zeros(28)))
+    assert "1 has the opposite sign." in said(contrasted(one, -one))
+
+
+def test_reads_of_a_single_source_are_not_counted() -> None:
+    cells, some = mock.gate_cells(8, 4), np.full(28, 0.2)
+    table = mock.contrasts(cells.assign(kind="route"), some, some)
+    table.loc[:1, "flags"] = "single_source"
+    assert "in 26 of 26 reads" in said(words.categories(table, {}))
+    assert "26 of 26 (26 upwards)" in said(words.categories_across("a", {0: table}))
 
 
 def test_divergence_is_read_against_the_untrained_routes() -> None:
@@ -228,6 +347,21 @@ def test_divergence_is_read_against_the_untrained_routes() -> None:
     same = words.divergence(mock.divergence(level=0.0), mock.divergence_summary(0.0, 0.001))
     assert same[0].kind == "open"
     assert "are not told apart" in same[0]
+
+
+def test_a_divergence_is_told_in_its_own_unit_with_its_own_bound() -> None:
+    summary = {**mock.divergence_summary(0.2), "unit": "bits", "ceiling": 1.0}
+    text = said(words.divergence(mock.divergence(), summary))
+    assert "0.200 bits a token" in text
+    assert "of at most 1.000 bits" in text
+    (across,) = words.divergence_across("rd", {0: (mock.divergence(), summary)})
+    assert "seed 0: 0.200 bits" in across
+    (caveat, *_) = caveats.divergence([words.bound(summary)])
+    assert "at most 1.000 bits" in caveat
+    assert "nats" not in text + across + caveat
+    assert "of at most 0.693 nats" in said(
+        words.divergence(mock.divergence(), mock.divergence_summary())
+    )
 
 
 def test_overlapping_layers_do_not_stand_out() -> None:
@@ -243,7 +377,7 @@ def test_several_seeds_are_told_in_one_sentence() -> None:
     tables = {0: mock.contrasts(cells, some, some), 1: mock.contrasts(cells, some, 0 * some)}
     (finding,) = words.categories_across("satformer", tables)
     assert finding.kind == "open"
-    assert "3 of 28 (2 upwards), seed 0 and 0 of 28 (0 upwards), seed 1" in finding
+    assert "seed 0: 3 of 28 (2 upwards); seed 1: 0 of 28 (0 upwards)." in finding
     table = mock.divergence()
     same = (table, mock.divergence_summary(0.2))
     (both,) = words.divergence_across("rd", {0: same, 1: same})
@@ -271,12 +405,16 @@ FLAT, BARE = Effect(value=0.01, low=-0.02, high=0.04), Effect(value=0.1)
 @pytest.mark.parametrize(
     ("effects", "kind", "words_of_it"),
     [
-        ((UP, UP), "found", "Zeroing hurts in both seeds: +0.100 [+0.050, +0.150], seed 0"),
+        (
+            (UP, UP),
+            "found",
+            "Zeroing hurts in both seeds: seed 0: +0.100 [+0.050, +0.150]; seed 1: +0.100",
+        ),
         ((DOWN, DOWN), "found", "Zeroing helps in both seeds"),
         ((UP, DOWN), "open", "the seeds contradict each other"),
         ((UP, FLAT), "open", "Zeroing hurts in 1 of 2 seeds; in the others no effect"),
         ((FLAT, FLAT), "open", "no effect is established, every interval covers 0"),
-        ((BARE,), "open", "too few documents for an interval: +0.100 (no interval), seed 0"),
+        ((BARE,), "open", "too few documents for an interval: seed 0: +0.100 (no interval) ("),
         ((UP,), "found", "hurts in the one seed measured"),
     ],
 )
@@ -314,6 +452,14 @@ def test_a_verdict_has_the_sign_of_the_whole_interval(value, below, above) -> No
 def test_a_number_that_is_not_zero_is_not_written_as_zero(value: float) -> None:
     assert float(signed(value).replace(MINUS, "-")) != 0
     assert re.fullmatch(r"[+\N{MINUS SIGN}]\d+\.\d+", signed(value))
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=3))
+def test_a_rounded_share_lies_in_its_rounded_interval(shares: list[float]) -> None:
+    low, value, high = (
+        float(tenths(share).replace("< 0.1", "0.05").replace("> ", "")) for share in sorted(shares)
+    )
+    assert low <= value <= high
 
 
 def test_formats() -> None:

@@ -9,19 +9,28 @@ its interval covers.
 
 from __future__ import annotations
 
-from satlens.report.words.ablation import DOWN, UP, ablation, ablation_effects, describe
-from satlens.report.words.arms import comparison, difference_of, evaluation
+from satlens.report.words.ablation import (
+    DOWN,
+    UP,
+    ablation,
+    ablation_effects,
+    describe,
+    is_static,
+)
+from satlens.report.words.arms import Gain, comparison, difference_of, evaluation
 from satlens.report.words.categories import categories, categories_across
-from satlens.report.words.divergence import divergence, divergence_across
+from satlens.report.words.divergence import bound, divergence, divergence_across
 from satlens.report.words.seeds import across_seeds, missing
 from satlens.report.words.sparsity import sparsity, sparsity_effects
 
 __all__ = [
     "DOWN",
     "UP",
+    "Gain",
     "ablation",
     "ablation_effects",
     "across_seeds",
+    "bound",
     "categories",
     "categories_across",
     "comparison",
@@ -30,6 +39,7 @@ __all__ = [
     "divergence",
     "divergence_across",
     "evaluation",
+    "is_static",
     "missing",
     "sparsity",
     "sparsity_effects",

@@ -19,6 +19,7 @@ from satlens.report.effects import (
     plain,
     signed,
 )
+from satlens.report.words.arms import Gain
 
 _WHAT = {
     ("gate", "zero"): "setting every gate to zero",
@@ -28,6 +29,12 @@ _WHAT = {
     ("route", "mean"): "replacing every route by its mean over tokens",
     ("route", "tie_v"): "reading values by the route of queries and keys",
 }
+_STATIC = {
+    "zero": "setting the weight of V_1 to zero",
+    "mean": "replacing the weight of V_1 by its mean over tokens",
+    "shuffle": "permuting the weight of V_1 among the tokens of a context",
+}
+_SHORT = {"tie_v": "values read by the route of queries and keys"}
 UP, DOWN = "raises the held-out NLL", "lowers the held-out NLL"
 
 
@@ -35,26 +42,29 @@ def ablation(
     table: Frame,
     summary: Mapping[str, Any],
     who: str = "model",
-    gain: tuple[str, float] | None = None,
+    gain: Gain | None = None,
+    floor: float = NOISE_FLOOR,
 ) -> list[Finding]:
     """What each intervention costs: the whole model, then layers and heads.
 
     Args:
         who: the arm and seed that the table is about.
-        gain: trained baseline and how far this checkpoint's loss is from it (negative: below).
+        gain: how far this checkpoint's loss is from that of its trained baseline.
+        floor: nats a token by which two trainings differ for no reason.
     """
     findings = []
     for (target, kind), rows in table.groupby(["target", "kind"], sort=False):
-        what = describe(str(target), str(kind))
+        what = describe(str(target), str(kind), is_static(rows))
         whole = rows[rows["scope"] == "model"]
-        findings += [_whole(row, what, who) for _, row in whole.iterrows()]
+        findings += [_whole(row, what, who, floor) for _, row in whole.iterrows()]
         for scope in ("layer", "head"):
             part = rows[rows["scope"] == scope]
             if len(part) and (part["dnll"] != 0).any():
-                findings.append(_grid(part, str(kind), scope))
+                findings.append(_grid(part, str(kind), scope, floor))
     worst = _largest(table)
     if worst is not None:
-        findings.append(_beside_gain(worst, who, gain))
+        n_tokens = int(table["n_tokens"].max())
+        findings.append(_beside_gain(worst, n_tokens, who, gain, floor))
     return findings
 
 
@@ -64,15 +74,21 @@ def ablation_effects(table: Frame) -> dict[tuple[str, str], Effect]:
     return {(row["target"], row["kind"]): effect(row, "dnll") for _, row in whole.iterrows()}
 
 
-def describe(target: str, kind: str) -> str:
+def is_static(rows: Frame) -> bool:
+    """Whether interventions act on weights that are the same for every token."""
+    return bool(rows["flags"].fillna("").str.split(";").map(lambda f: "static" in f).all())
+
+
+def describe(target: str, kind: str, static: bool = False) -> str:
     """What an intervention does, as the subject of a sentence."""
+    if static and kind in _STATIC:
+        return _STATIC[kind]
     return _WHAT.get((target, kind), f"the intervention {kind} on every {target}")
 
 
-def _whole(row: Frame, what: str, who: str) -> Finding:
+def _whole(row: Frame, what: str, who: str, floor: float) -> Finding:
     found = effect(row, "dnll")
     subject = f"{who}: {what}"
-    small = f" (less than the {plain(NOISE_FLOOR, 2)} by which two trainings differ for no reason)"
     match found.verdict:
         case "undefined":
             return Finding(f"{subject} gives a loss that is not defined.", "open")
@@ -91,21 +107,32 @@ def _whole(row: Frame, what: str, who: str) -> Finding:
             )
             return Finding(text, "open")
     does = UP if found.value > 0 else DOWN
-    note = small if abs(found.value) < NOISE_FLOOR else ""
+    note = _small(found, floor)
     text = f"{subject} {does} by {plain(abs(found.value))} {NATS}, {interval(found)}{note}."
     return Finding(text)
 
 
-def _grid(rows: Frame, kind: str, scope: str) -> Finding:
+def _small(found: Effect, floor: float) -> str:
+    if abs(found.value) >= floor:
+        return ""
+    return f" (less than the {plain(floor, 2)} by which two trainings differ for no reason)"
+
+
+def _grid(rows: Frame, kind: str, scope: str, floor: float) -> Finding:
     """Where in the model, by tests adjusted over the grid."""
     plural = {"layer": "layers", "head": "heads"}[scope]
+    one, n_places = f"One {scope}", count(len(rows), scope)
+    n_output = sum(_is_output(row) for _, row in rows.iterrows())
+    if n_output:  # the read after the last layer stands among the layers
+        one, plural = f"{one} or the output read", "reads by layer"
+        n_places = f"{count(len(rows) - n_output, scope)} or the output read"
     tested = rows[rows["p_adjusted"].notna()]
     chosen = tested[tested["p_adjusted"].astype(float) < ALPHA]
-    prefix = f"One {scope} at a time, {kind}:"
+    prefix = f"{one} at a time, {_SHORT.get(kind, kind)}:"
     if not len(chosen):
         least = float(tested["p_min"].min()) if len(tested) else 1.0
         why = f"; with so few documents no p below {least:.2g} is possible" if least > ALPHA else ""
-        text = f"{prefix} no effect is established in any of {count(len(rows), scope)}{why}."
+        text = f"{prefix} no effect is established in any of {n_places}{why}."
         return Finding(text, "open")
     up, down = chosen[chosen["dnll"] > 0], chosen[chosen["dnll"] < 0]
     said = [
@@ -117,22 +144,36 @@ def _grid(rows: Frame, kind: str, scope: str) -> Finding:
     found = effect(largest, "dnll")
     text = (
         f"{prefix} {listed(said)} at adjusted p < {ALPHA}; the largest effect is "
-        f"{signed(found.value, 4)} {NATS} in {_place(largest, scope)}, {interval(found, 4)}. In "
-        "the other "
-        f"{len(rows) - len(chosen)} none is established."
+        f"{signed(found.value, 4)} {NATS} in {_place(largest, scope)}, {interval(found, 4)}"
+        f"{_small(found, floor)}."
     )
-    return Finding(text)
+    rest = len(rows) - len(chosen)
+    return Finding(f"{text} In the other {rest} none is established." if rest else text)
 
 
 def _places(rows: Frame, scope: str) -> str:
     if scope == "layer":
-        layers = [str(int(layer)) for layer in rows["layer"]]
-        return f"{'layer' if len(layers) == 1 else 'layers'} {listed(layers)}"
+        layers = [int(row["layer"]) for _, row in rows.iterrows() if not _is_output(row)]
+        said = [f"{'layer' if len(layers) == 1 else 'layers'} {_ranges(layers)}"] if layers else []
+        return listed([*said, "the output read"] if len(layers) < len(rows) else said)
     names = [_place(row, scope) for _, row in rows.iterrows()]
     return listed(names) if len(names) <= 8 else f"{', '.join(names[:6])} and others"
 
 
+def _ranges(numbers: list[int]) -> str:
+    """3 to 7 where three or more follow each other without a gap, else 1, 3 and 4."""
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return listed([str(number) for number in numbers])
+
+
+def _is_output(row: Frame) -> bool:
+    return row["sublayer"] == "out"
+
+
 def _place(row: Frame, scope: str) -> str:
+    if _is_output(row):
+        return "the output read"
     if scope == "layer":
         return f"layer {int(row['layer'])}"
     return f"L{int(row['layer'])} head {int(row['head'])}"
@@ -144,7 +185,9 @@ def _largest(table: Frame) -> Effect | None:
     return max(effects, key=lambda found: found.value, default=None)
 
 
-def _beside_gain(worst: Effect, who: str, gain: tuple[str, float] | None) -> Finding:
+def _beside_gain(
+    worst: Effect, n_tokens: int, who: str, gain: Gain | None, floor: float
+) -> Finding:
     """Damage next to what the arm gains over its trained baseline."""
     if gain is None:
         return Finding(
@@ -152,18 +195,26 @@ def _beside_gain(worst: Effect, who: str, gain: tuple[str, float] | None) -> Fin
             "nothing about usefulness.",
             "open",
         )
-    reference, difference = gain
-    if difference >= 0 or abs(difference) < NOISE_FLOOR:
+    reference, difference = gain.reference, gain.difference
+    slices = ""
+    if gain.n_tokens != n_tokens:
+        slices = (
+            f" The damage was measured on {n_tokens:,} tokens, the difference between the arms on "
+            f"{gain.n_tokens:,}."
+        )
+    if difference >= 0 or abs(difference) < floor:
         text = (
             f"{who}: beside this damage the arm ends {signed(difference)} {NATS} from the trained "
             f"{reference} in this seed, no gain beyond the noise floor. Losing up to "
-            f"{plain(worst.value)} shows reliance, not usefulness."
+            f"{plain(worst.value)} shows reliance, not usefulness.{slices}"
         )
         return Finding(text, "open")
     ratio = worst.value / -difference
     text = (
         f"{who}: beside this damage the arm ends {plain(-difference)} {NATS} below the trained "
         f"{reference} in this seed; the largest damage, {plain(worst.value)}, is {ratio:.1f} times "
-        "that gain."
+        f"that gain.{slices}"
     )
-    return Finding(text)
+    if gain.established:
+        return Finding(text)
+    return Finding(f"{text} Over the seeds that gain is not established.", "open")

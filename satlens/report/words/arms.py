@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,18 @@ from satlens.report.effects import (
 )
 
 T_INTERVAL = "95 % t interval"
+
+
+class Gain(NamedTuple):
+    """What one seed of an arm gains over its trained reference."""
+
+    reference: str
+    difference: float
+    """Nats a token in this seed; negative is lower than the reference."""
+    established: bool
+    """Over the seeds, not in this one alone."""
+    n_tokens: int
+    """That the difference was measured on."""
 
 
 def evaluation(losses: Mapping[str, Mapping[int, float]]) -> list[Finding]:
@@ -53,12 +65,13 @@ def comparison(table: Frame, summary: Mapping[str, Any]) -> list[Finding]:
     return [_contrast(row, floor) for _, row in table.iterrows()]
 
 
-def difference_of(table: Frame, arm: str, seed: int) -> tuple[str, float] | None:
+def difference_of(table: Frame, arm: str, seed: int, floor: float = NOISE_FLOOR) -> Gain | None:
     """Reference and loss difference of an arm in one seed, from its first contrast with another."""
     for _, row in table.iterrows():
         value = row.get(f"seed_{seed}")
         if row["first"] == arm and value is not None and pd.notna(value):
-            return str(row["second"]), float(value)
+            settled = _contrast(row, floor).kind == "found"
+            return Gain(str(row["second"]), float(value), settled, int(row["n_tokens"]))
     return None
 
 
@@ -125,7 +138,8 @@ def _documents(row: Frame) -> str:
     found = effect(row, "difference_documents")
     if not found.has_interval:
         return ""
-    return f"For these very checkpoints on other documents the {interval(found)}."
+    value = f"{signed(found.value)} {NATS}"
+    return f"For these very checkpoints on other documents it is {value}, {interval(found)}."
 
 
 def _bootstrap(row: Frame) -> str:

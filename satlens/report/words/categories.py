@@ -15,7 +15,6 @@ from satlens.report.effects import (
     effect,
     interval,
     listed,
-    plain,
     signed,
 )
 
@@ -33,7 +32,7 @@ def categories(contrasts: Frame, summary: Mapping[str, Any], who: str = "model")
         summary: of the result ``categories``; its tagger is named.
     """
     findings = []
-    for kind, rows in contrasts.groupby("kind", sort=False):
+    for kind, rows in _free(contrasts).groupby("kind", sort=False):
         tested = rows[rows["p_controlled_adjusted"].notna()]
         first, _, second = str(rows["contrast"].iloc[0]).partition(" - ")
         findings.append(_controlled(tested, rows, str(kind), (first, second), who))
@@ -56,6 +55,7 @@ def categories_across(arm: str, contrasts: Mapping[int, Frame]) -> list[Finding]
     Counts only: a head of one seed is not the same head in another.
     """
     findings = []
+    contrasts = {seed: _free(table) for seed, table in contrasts.items()}
     for kind in dict.fromkeys(k for table in contrasts.values() for k in table["kind"]):
         counts, said, names = [], [], ""
         for seed, table in contrasts.items():
@@ -63,16 +63,21 @@ def categories_across(arm: str, contrasts: Mapping[int, Frame]) -> list[Finding]
             chosen = _significant(rows, "p_controlled_adjusted")
             more = int((chosen["delta_document_controlled"].astype(float) > 0).sum())
             counts.append(len(chosen))
-            said.append(f"{len(chosen)} of {len(rows)} ({more} upwards), seed {seed}")
+            said.append(f"seed {seed}: {len(chosen)} of {len(rows)} ({more} upwards)")
             names = str(rows["contrast"].iloc[0]).replace(" - ", " from ")
         unit = _UNIT.get(str(kind), "cell") + "s"
         settled = "found" if all(counts) else "open"
         text = (
             f"{arm}: {unit} that tell {names} tokens with token frequency and position held fixed: "
-            f"{listed(said)}."
+            f"{'; '.join(said)}."
         )
         findings.append(Finding(text, settled))
     return findings
+
+
+def _free(contrasts: Frame) -> Frame:
+    """Without reads of a single source, whose weight is 1 for every token."""
+    return contrasts[~contrasts["flags"].fillna("").str.contains("single_source")]
 
 
 def _significant(rows: Frame, p: str) -> Frame:
@@ -101,10 +106,11 @@ def _controlled(tested: Frame, rows: Frame, kind: str, names: tuple[str, str], w
     row = chosen.loc[chosen["delta_controlled"].abs().idxmax()]
     largest, raw = effect(row, "delta_controlled"), effect(row, "delta")
     place = f"L{int(row['layer'])} head {int(row['head'])}" if kind == "gate" else row["site"]
+    rest = len(rows) - len(chosen)
+    others = f"; in the other {rest} nothing is established" if rest else ""
     text = (
-        f"{who}: {listed(said)} of {count(len(rows), unit)}, {within} (adjusted p < {ALPHA}); in "
-        "the other "
-        f"{len(rows) - len(chosen)} nothing is established. Largest: {place}, "
+        f"{who}: {listed(said)} of {count(len(rows), unit)}, {within} (adjusted p < {ALPHA})"
+        f"{others}. Largest: {place}, "
         f"{signed(largest.value)}, {interval(largest)}; raw {signed(raw.value)}, {interval(raw)}, "
         "Cliff's "
         f"delta {signed(float(row['cliffs_delta']), 2)}."
@@ -113,7 +119,7 @@ def _controlled(tested: Frame, rows: Frame, kind: str, names: tuple[str, str], w
 
 
 def _against_raw(tested: Frame, kind: str) -> list[Finding]:
-    """How many raw contrasts frequency and position explain away or turn round."""
+    """How many raw contrasts frequency and position leave, take away or reverse."""
     raw = _significant(tested, "p_adjusted")
     if not len(raw):
         return []
@@ -122,10 +128,10 @@ def _against_raw(tested: Frame, kind: str) -> list[Finding]:
         np.sign(raw["delta_document"].astype(float)),
         np.sign(raw["delta_document_controlled"].astype(float)),
     )
-    turned = int((still & (signs[0] != signs[1])).sum())
+    opposite = int((still & (signs[0] != signs[1])).sum())
     gone = int((~still).sum())
     unit = _UNIT.get(kind, "cell")
-    if not gone and not turned:
+    if not gone and not opposite:
         return [
             Finding(
                 f"The raw contrast is established in {count(len(raw), unit)}, and in each it "
@@ -133,17 +139,11 @@ def _against_raw(tested: Frame, kind: str) -> list[Finding]:
                 "with frequency and position held fixed."
             )
         ]
-    said = [f"{gone} of them no longer show it"] if gone else []
-    said += [f"{turned} turn round"] if turned else []
+    said = [f"{gone} no longer {'shows' if gone == 1 else 'show'} it"] if gone else []
+    if opposite:
+        said.append(f"{opposite} {'has' if opposite == 1 else 'have'} the opposite sign")
     text = (
         f"The raw contrast is established in {count(len(raw), unit)}; with frequency and position "
-        f"held fixed {listed(said)}: there frequency or position may explain it."
+        f"held fixed {listed(said)}."
     )
-    return [Finding(text, "open")]
-
-
-def support(summary: Mapping[str, Any]) -> str:
-    """How much of each category lies in bands that hold both."""
-    shares = (summary.get("contrast") or {}).get("common_support") or {}
-    values = [plain(100 * float(v), 0) for v in shares.values() if v is not None]
-    return f"{listed(values)} % of the tokens are in bands with both categories" if values else ""
+    return [Finding(text)]

@@ -12,6 +12,7 @@ from satlens.report.effects import (
     Frame,
     count,
     effect,
+    effect_of,
     interval,
     listed,
     percent,
@@ -27,10 +28,11 @@ def divergence(table: Frame, summary: Mapping[str, Any], who: str = "model") -> 
         return [
             Finding(f"{who}: every read has one source, so there is nothing to differ.", "open")
         ]
-    unit = str(summary.get("unit", "nats"))
+    unit = _unit(summary)
     token, mean = (effect_of(summary.get(name)) for name in ("js_token", "js_mean"))
     roles = listed([str(role).replace("|", " and ") for role in dict.fromkeys(table["role"])])
-    findings = [_overall(token, _untrained(several), f"{who}: the {roles} routes", unit)]
+    of = f"of at most {bound(summary)}"
+    findings = [_overall(token, _untrained(several), f"{who}: the {roles} routes", unit, of)]
     if math.isfinite(token.value) and token.value > 0 and math.isfinite(mean.value):
         findings.append(
             Finding(
@@ -58,10 +60,12 @@ def divergence_across(
         token = effect_of(summary.get("js_token"))
         untrained = _untrained(table[table["n_sources"] > 1])
         effects.append(token.has_interval and token.low > (untrained if untrained > 0 else 0.0))
-        said.append(f"{plain(token.value)} ({interval(token, sign=False)}), seed {seed}")
+        said.append(
+            f"seed {seed}: {plain(token.value)} {_unit(summary)} ({interval(token, sign=False)})"
+        )
     if not effects:
         return []
-    text = f"mean JS divergence in nats a token {listed(said)}."
+    text = f"mean JS divergence a token, {'; '.join(said)}."
     if all(effects):
         return [Finding(f"{arm}: the routes of one read differ {in_all(len(effects))}: {text}")]
     n = sum(effects)
@@ -72,21 +76,25 @@ def divergence_across(
     ]
 
 
-def effect_of(cell: Mapping[str, Any] | None) -> Effect:
-    """An effect from a cell of a summary: ``estimate, low, high, flags``; nulls are NaN."""
-    cell = cell or {}
-    value, low, high = (
-        math.nan if cell.get(name) is None else float(cell[name])
-        for name in ("estimate", "low", "high")
-    )
-    return Effect(value=value, low=low, high=high, flags=str(cell.get("flags") or ""))
+def bound(summary: Mapping[str, Any]) -> str:
+    """The largest divergence there is, as ``0.693 nats``."""
+    return f"{plain(_ceiling(summary))} {_unit(summary)}"
+
+
+def _unit(summary: Mapping[str, Any]) -> str:
+    return str(summary.get("unit", "nats"))
+
+
+def _ceiling(summary: Mapping[str, Any]) -> float:
+    """The largest divergence in the unit of the summary."""
+    return float(summary.get("ceiling", math.log(2)))
 
 
 def _untrained(table: Frame) -> float:
     return float(table["js_token_init"].mean()) if "js_token_init" in table else math.nan
 
 
-def _overall(token: Effect, untrained: float, subject: str, unit: str) -> Finding:
+def _overall(token: Effect, untrained: float, subject: str, unit: str, of: str) -> Finding:
     beside = f" (untrained: {plain(untrained)})" if math.isfinite(untrained) else ""
     if not math.isfinite(token.value):
         return Finding(f"{subject}: the divergence is not defined.", "open")
@@ -96,7 +104,7 @@ def _overall(token: Effect, untrained: float, subject: str, unit: str) -> Findin
         return Finding(f"{subject} diverge by {number}: nothing is established.", "open")
     if token.low <= floor:
         return Finding(f"{subject} are not told apart: mean JS divergence {number}.", "open")
-    return Finding(f"{subject} differ: mean JS divergence {number}, of at most ln 2.")
+    return Finding(f"{subject} differ: mean JS divergence {number}, {of}.")
 
 
 def _layers(several: Frame, unit: str) -> list[Finding]:

@@ -26,8 +26,8 @@ def across_seeds(
     defined = {seed: found for seed, found in effects.items() if found.verdict != "undefined"}
     if not defined:
         return []
-    each = listed(
-        [f"{signed(found.value)} {_ends(found)}, seed {seed}" for seed, found in defined.items()]
+    each = "; ".join(
+        f"seed {seed}: {signed(found.value)} {_ends(found)}" for seed, found in defined.items()
     )
     verdicts = [found.verdict for found in defined.values()]
     n_up, n_down = verdicts.count("positive"), verdicts.count("negative")

@@ -12,12 +12,15 @@ from satlens.report.effects import (
     Frame,
     count,
     effect,
+    effect_of,
     interval,
     interval_percent,
+    interval_points,
     percent,
     plain,
+    points,
+    tenths,
 )
-from satlens.report.words.divergence import effect_of
 
 
 def sparsity(table: Frame, summary: Mapping[str, Any], who: str = "model") -> list[Finding]:
@@ -33,18 +36,13 @@ def sparsity(table: Frame, summary: Mapping[str, Any], who: str = "model") -> li
 
 
 def sparsity_effects(summary: Mapping[str, Any]) -> Effect | None:
-    """Zero fraction minus that of the untrained model; None without per-token gates."""
+    """Zero fraction minus the untrained model's, paired by document; None without per-token gates
+    or without the untrained model."""
     gates = summary.get("gates") or {}
-    before = (gates.get("overall_init") or {}).get("zero_fraction")
-    if not gates or gates.get("static") or before is None:
+    change = gates.get("zero_fraction_change")
+    if gates.get("static") or change is None:
         return None
-    found = effect_of(gates["overall"]["zero_fraction"])
-    return Effect(
-        value=found.value - before,
-        low=found.low - before,
-        high=found.high - before,
-        flags=found.flags,
-    )
+    return effect_of(change)
 
 
 # -- gates -----------------------------------------------------------------------------------------
@@ -58,21 +56,21 @@ def _gates(rows: Frame, gates: Mapping[str, Any], who: str) -> list[Finding]:
 
 def _zeros(gates: Mapping[str, Any], who: str) -> Finding:
     zero = effect_of(gates["overall"]["zero_fraction"])
-    text = (
-        f"{who}: gates are exactly zero in {percent(zero.value)} of cases, {interval_percent(zero)}"
-    )
+    share = f"{tenths(zero.value)} % of cases, {interval_percent(zero)}"
+    text = f"{who}: gates are exactly zero in {share}"
     change = sparsity_effects({"gates": gates})
     if change is None:
         return Finding(
             f"{text}; the untrained model was not measured, so this says little.", "open"
         )
-    before = percent(gates["overall_init"]["zero_fraction"])
+    before = f"{tenths(gates['overall_init']['zero_fraction'])} %"
+    by = f"the untrained model ({before}) by {points(abs(change.value))}, {interval_points(change)}"
     if change.verdict == "positive":
-        return Finding(f"{text}: sparser than the untrained model ({before}).")
+        return Finding(f"{text}: sparser than {by}.")
     if change.verdict == "negative":
-        return Finding(f"{text}: less sparse than the untrained model ({before}).")
-    text += f"; the untrained model has {before}, so training is not shown to have changed it."
-    return Finding(text, "open")
+        return Finding(f"{text}: less sparse than {by}.")
+    text += f"; the untrained model has {before}, so training is not shown to have changed it"
+    return Finding(f"{text}: {points(change.value)}, {interval_points(change)}.", "open")
 
 
 def _dead(gates: Mapping[str, Any]) -> Finding:
@@ -112,7 +110,9 @@ def _size(rows: Frame, gates: Mapping[str, Any]) -> Finding:
         )
     if math.isfinite(share.value):
         text += (
-            f". V_1 has {percent(share.value)} of the mixed value's norm, {interval_percent(share)}"
+            ". The token mean of \N{GREEK SMALL LETTER ALPHA}||V_1|| / "
+            "(\N{GREEK SMALL LETTER ALPHA}||V_1|| + ||V_n||) is "
+            f"{tenths(share.value)} %, {interval_percent(share)}"
         )
     return Finding(text + ".")
 
@@ -164,7 +164,10 @@ def _routes(rows: Frame, routes: Mapping[str, Any], who: str) -> list[Finding]:
     )
     findings = []
     if math.isfinite(entropy.value):
-        number = f"normalised entropy {plain(entropy.value)}, {interval(entropy, sign=False)}"
+        number = (
+            "normalised entropy, reads weighted by log n of their n sources, "
+            f"{plain(entropy.value)}, {interval(entropy, sign=False)}"
+        )
         if entropy.has_interval and entropy.high < 1:
             findings.append(
                 Finding(
@@ -195,7 +198,7 @@ def _families(overall: Mapping[str, Any]) -> Finding | None:
     for name, label in names.items():
         found = effect_of(overall.get(f"mass_{name}"))
         if math.isfinite(found.value):
-            parts.append(f"{label} {percent(found.value)} ({interval_percent(found)})")
+            parts.append(f"{label} {tenths(found.value)} % ({interval_percent(found)})")
     return (
         Finding(f"Mean weight where there is such a source: {'; '.join(parts)}.") if parts else None
     )
@@ -211,9 +214,9 @@ def _embedding(rows: Frame) -> Finding | None:
     rest = len(several) - above - below
     text = (
         f"The embedding is weighted above its untrained share in {above} and below it in {below} "
-        "of "
-        f"{count(len(several), 'read')}; in {rest} no change is established."
+        f"of {count(len(several), 'read')}"
     )
+    text += f"; in {rest} no change is established." if rest else "."
     return Finding(text, "found" if above or below else "open")
 
 
@@ -233,15 +236,17 @@ def _roles(rows: Frame) -> list[Finding]:
     )
     if not more and not less:
         return [Finding(f"{text}: no difference between the roles is established.", "open")]
-    return [Finding(f"{text}; in {len(layers) - more - less} they overlap.")]
+    rest = len(layers) - more - less
+    return [Finding(f"{text}; in {rest} they overlap." if rest else f"{text}.")]
 
 
 def _tokens(routes: Mapping[str, Any]) -> Finding | None:
-    share = (routes.get("variance_shares_of_embedding_weight") or {}).get("tokens")
-    if share is None:
+    """How far a read's weight on the embedding moves with the token, beside its size."""
+    weight = routes.get("embedding_weight") or {}
+    mean, spread = weight.get("mean"), weight.get("sd_within_read")
+    if mean is None or spread is None:
         return None
-    text = (
-        f"{percent(share)} of the variance of the embedding's weight lies between tokens, the rest "
-        "between reads"
+    return Finding(
+        f"Within a read the embedding's weight has a standard deviation of {plain(spread)} over "
+        f"tokens; its mean over reads of several sources is {plain(mean)}."
     )
-    return Finding(text + (": the routes are close to static." if share < 0.1 else "."))
