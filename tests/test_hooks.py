@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from functools import partial
 
+import jaxtyping
 import pytest
 import torch
 
@@ -483,8 +484,16 @@ def test_decompositions_without_a_residual_are_refused(case, name, tokens):
 # -- compilation ----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def without_shape_checks():
+    """Run-time shape checks cannot be compiled."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.mark.slow
-def test_hooks_on_a_compiled_model(tokens):
+def test_hooks_on_a_compiled_model(tokens, without_shape_checks):
     model = build("satformer")
     with torch.no_grad():
         expected = model.run_with_hooks(tokens, fwd_hooks=[("hook_embed", returned)])
