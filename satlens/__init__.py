@@ -16,8 +16,12 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 _HOMES = {
     "AttnResStream": "satlens.config",
+    "DeltaStream": "satlens.config",
+    "DenseStream": "satlens.config",
     "GatedValueResidual": "satlens.config",
+    "HyperStream": "satlens.config",
     "ModelConfig": "satlens.config",
+    "MuddStream": "satlens.config",
     "NoValueResidual": "satlens.config",
     "ResidualStream": "satlens.config",
     "RoleDecoupledStream": "satlens.config",

@@ -10,7 +10,7 @@ import difflib
 import re
 from dataclasses import asdict, fields, replace
 from decimal import Decimal
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass
@@ -131,7 +131,71 @@ class RoleDecoupledStream:
     """Whether each source of each read has a trained logit bias (zero at the start)."""
 
 
-Stream = ResidualStream | AttnResStream | RoleDecoupledStream
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DenseStream:
+    """DenseFormer (arXiv 2402.02622): static weights over the states after earlier layers."""
+
+    kind: Literal["dense"] = "dense"
+    dilation: int = 1
+    """k: after layer i, states j with j = i (mod k) are weighed."""
+    period: int = 1
+    """p: the average is taken after layers whose number (from 1) is a multiple of p."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MuddStream:
+    """MUDDFormer (arXiv 2502.12170): per-token weights over earlier states, one set a way."""
+
+    kind: Literal["mudd"] = "mudd"
+    pre_post_norm: bool = False
+    """PrePostDANorm: states are normed before and mixtures after mixing, and the newest state is
+    added as it is; the stable choice for deep models."""
+    shared_first_norm: bool = False
+    """Whether layer 0, which reads the embedding in every way, has one attention norm, as in the
+    MUDDFormer release, or one each for queries, keys and values."""
+    expand_last: bool = False
+    """Whether the hidden width of the output read's weights is four times the number of sources."""
+    round64: bool = False
+    """Whether hidden widths are raised to the next multiple of 64, as in the release."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HyperStream:
+    """Hyper-Connections (arXiv 2409.19606): n parallel streams, mixed at every sublayer."""
+
+    kind: Literal["hyper"] = "hyper"
+    n_streams: int = 4
+    """n, the expansion rate."""
+    dynamic: bool = True
+    """Whether the matrices also depend on the token."""
+    tanh: bool = True
+    """Whether the dynamic part passes through tanh."""
+    norm: Literal["rms", "layer"] = "rms"
+    """Norm of each stream before the dynamic part; its eps is fixed (fp32's machine eps for rms,
+    1e-5 for layer)."""
+    scaled_outputs: bool = False
+    """Whether output projections start smaller by 1/sqrt(n)."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DeltaStream:
+    """Delta Attention Residuals (arXiv 2605.18855): a softmax over sublayer outputs (or block sums)
+    is added to the ordinary residual stream."""
+
+    kind: Literal["delta"] = "delta"
+    block_size: int = 4
+    """Sublayers summed into one source; 1 is the full form, a source a sublayer."""
+
+
+Stream = (
+    ResidualStream
+    | AttnResStream
+    | RoleDecoupledStream
+    | DenseStream
+    | MuddStream
+    | HyperStream
+    | DeltaStream
+)
 
 
 # -- the model ---------------------------------------------------------------------------------
@@ -231,9 +295,9 @@ class ModelConfig:
         if self.window_size is not None:
             _require(self.window_size > 0, "window_size", "must be positive", self.window_size)
         _require(self.norm_eps >= 0, "norm_eps", "must not be negative", self.norm_eps)
-        block = getattr(self.stream, "block_size", None)
-        if block is not None:
-            _require(block > 0, "stream.block_size", "must be positive", block)
+        for name in ("block_size", "dilation", "period", "n_streams"):
+            value = getattr(self.stream, name, 1)
+            _require(value > 0, f"stream.{name}", "must be positive", value)
         last_k = getattr(self.value_residual, "last_k", None)
         if last_k is not None:
             _require(last_k > 0, "value_residual.last_k", "must be positive", last_k)
@@ -277,9 +341,14 @@ class ModelConfig:
     def variant(self) -> str:
         """Name of the architecture: its stream and its value residual."""
         values = {"none": "", "static": "resformer", "gated": "satformer"}
-        parts = [values[self.value_residual.kind]]
-        if self.stream.kind != "residual":
-            parts.append(self.stream.kind)
+        streams = {
+            "residual": "",
+            "dense": "denseformer",
+            "mudd": "muddformer",
+            "hyper": "hyperconnections",
+            "delta": "delta_attnres",
+        }
+        parts = [values[self.value_residual.kind], streams.get(self.stream.kind, self.stream.kind)]
         return "+".join(p for p in parts if p) or "transformer"
 
     def with_changes(self, **changes: Any) -> ModelConfig:
@@ -401,8 +470,8 @@ def _first_fault(error: ValidationError, cls: type) -> str:
 
 
 def _nested_fields() -> list[str]:
-    kinds = (StaticValueResidual, GatedValueResidual, AttnResStream, RoleDecoupledStream)
-    return [f.name for cls in kinds for f in fields(cls)]
+    kinds = (*get_args(ValueResidual), *get_args(Stream))
+    return list(dict.fromkeys(f.name for cls in kinds for f in fields(cls)))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -412,8 +481,12 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 __all__ = [
     "AttnResStream",
+    "DeltaStream",
+    "DenseStream",
     "GatedValueResidual",
+    "HyperStream",
     "ModelConfig",
+    "MuddStream",
     "NoValueResidual",
     "ResidualStream",
     "RoleDecoupledStream",

@@ -67,8 +67,8 @@ def echo_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert text.count(before) == 1, (file, before)
         file.write_text(text.replace(before, after), encoding="utf-8")
 
-    union = "Stream = ResidualStream | "
-    edit(root / "satlens" / "config.py", f"\n{union}", f"\n{config}\n\n{union}EchoStream | ")
+    union = "Stream = (\n    ResidualStream\n"
+    edit(root / "satlens" / "config.py", union, f"{config}\n\n{union}    | EchoStream\n")
     streams = models / "streams" / "__init__.py"
     head = "STREAMS: dict[str, type[DepthStream]] = {\n"
     imported = "from satlens.models.streams.echo import Echo\n"

@@ -7,6 +7,7 @@ outputs. ``(state, v_first)`` at a block border is all that later layers need.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -32,13 +33,24 @@ class Snapshot(NamedTuple):
 
 
 class Block(nn.Module):
-    """A layer of the decoder; subclasses say how the stream is read and written."""
+    """A layer of the decoder; subclasses say how the stream is read and written.
 
-    def __init__(self, cfg: ModelConfig, layer: int) -> None:
+    Args:
+        cfg: the model.
+        layer: number of the layer, from 0.
+        attention_norms: names of the norms of its attention read.
+    """
+
+    ln1: RMSNorm
+
+    def __init__(
+        self, cfg: ModelConfig, layer: int, attention_norms: Sequence[str] = ("ln1",)
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.keeps_v_first = layer == 0 and bool(cfg.value_layers)
-        self.ln1 = RMSNorm(cfg.d_model, cfg.norm_eps)
+        for name in attention_norms:
+            setattr(self, name, RMSNorm(cfg.d_model, cfg.norm_eps))
         self.attn = Attention(cfg, layer)
         self.ln2 = RMSNorm(cfg.d_model, cfg.norm_eps)
         self.mlp = MLP(cfg.d_model, cfg.d_mlp_of(layer))
@@ -97,6 +109,29 @@ class DepthStream:
     def sites(cfg: ModelConfig) -> list[AccessSite]:
         """The stream's access sites in order of execution."""
         return []
+
+    @classmethod
+    def unfolded_from(cls, cfg: ModelConfig) -> list[str]:
+        """Hook points whose activations :meth:`unfold` needs: by default those of the sites."""
+        return [site.hook for site in cls.sites(cfg)]
+
+    @staticmethod
+    def unfold(model: Any, recorded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Effective routes: what of each sublayer's own output a read receives, in float64.
+
+        Every stream is linear in the sublayer outputs once its weights are fixed, so the read is
+        sum_m c_m delta_m with delta_0 the embedding and delta_m the output of sublayer m - 1.
+
+        Args:
+            model: a decoder of this stream.
+            recorded: activations of :meth:`unfolded_from`, (B, T, ...) each.
+
+        Yields:
+            In order of execution, the hook point of a read (``blocks.0.hook_attn_read``) and its
+            coefficients (B, T, M), M = 1 + 2 L, zero above the read; (B, T, M, D) where norms with
+            weights act between, and B = T = 1 where they are the same for every token.
+        """
+        raise NotImplementedError
 
 
 def final_norm(model: Any, x: Tensor, eager: bool) -> Tensor:

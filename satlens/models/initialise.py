@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from satlens.config import ModelConfig
+from satlens.config import HyperStream, ModelConfig
 
 Family = Literal["matrices", "embeddings", "norms", "gates", "scalars", "routes", "biases"]
 
@@ -18,8 +18,8 @@ Family = Literal["matrices", "embeddings", "norms", "gates", "scalars", "routes"
 FAMILIES: tuple[tuple[str, Family], ...] = (
     (r"\.values\.alpha\.", "gates"),
     (r"\.values\.lambda\d$|^shared_lambda\.", "scalars"),
-    (r"_read\.(query|query_v|gamma|bias)$", "routes"),
-    (r"(ln\d|ln_final|[qk]_norm)\.weight$", "norms"),
+    (r"_read\.|\.(attn|mlp)_hc\.|\.depth_weights$", "routes"),
+    (r"(ln\d(_[qkv])?|ln_final|[qk]_norm)\.weight$", "norms"),
     (r"\.bias$", "biases"),
     (r"^(un)?embed\.weight$", "embeddings"),
     (r"\.(qkv|o|gate_up|down)\.weight$", "matrices"),
@@ -43,17 +43,21 @@ def standard_deviation(name: str, parameter: nn.Parameter, cfg: ModelConfig) -> 
     kind = family(name)
     if kind == "gates":
         return None if name.endswith("bias") else 0.02
-    if kind not in ("matrices", "embeddings"):
+    if name.endswith("_read.w1.weight"):  # MUDD's hidden layer; the paper's 1/D is a variance
+        return cfg.d_model**-0.5
+    if kind == "embeddings":
+        wide = name == "embed.weight" and not cfg.tied_embeddings and cfg.init == "fan_in"
+        return 0.02 * cfg.d_model**0.5 if wide else 0.02
+    if kind != "matrices":
         return None
-    if cfg.init == "normal_0.02":
-        return 0.02
-    if name == "embed.weight":
-        return 0.02 if cfg.tied_embeddings else 0.02 * cfg.d_model**0.5
-    if name == "unembed.weight":
-        return 0.02
-    std = 0.8 / parameter.shape[1] ** 0.5
     output = name.endswith((".o.weight", ".down.weight"))
-    return std / (2 * cfg.n_layers) ** 0.5 if output else std
+    std = 0.02
+    if cfg.init == "fan_in":
+        std = 0.8 / parameter.shape[1] ** 0.5
+        std /= (2 * cfg.n_layers) ** 0.5 if output else 1.0
+    if output and isinstance(cfg.stream, HyperStream) and cfg.stream.scaled_outputs:
+        std /= cfg.stream.n_streams**0.5
+    return std
 
 
 @torch.no_grad()

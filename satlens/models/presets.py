@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 from satlens.config import (
     AttnResStream,
@@ -83,6 +83,28 @@ def _rd_scale(size: str, stream: Any) -> dict[str, Any]:
         "init": "normal_0.02",
         "stream": stream,
     }
+
+
+def reallocated_widths(
+    d_mlp: int, n_layers: int, form: Literal["satformer_repo", "release"] = "satformer_repo"
+) -> int | tuple[int, ...]:
+    """MLP widths of MUDDFormer, growing with depth from half of ``d_mlp`` to three halves.
+
+    Args:
+        d_mlp: I, the width they average to.
+        n_layers: L; one layer keeps ``d_mlp``.
+        form: ``satformer_repo`` rounds to multiples of 256, at least 256; ``release`` to multiples
+            of 128, 0 included. Both round I f_i, f_i = (0.5 (L - i) + 1.5 (i - 1)) / (L - 1),
+            ties to even (arXiv 2502.12170).
+    """
+    if n_layers == 1:
+        return d_mlp
+    shares = [
+        (0.5 * (n_layers - i) + 1.5 * (i - 1)) / (n_layers - 1) for i in range(1, n_layers + 1)
+    ]
+    if form == "release":
+        return tuple(128 * round(d_mlp * share / 128) for share in shares)
+    return tuple(max(256, (round(d_mlp * share) + 127) // 256 * 256) for share in shares)
 
 
 def _presets() -> dict[str, dict[str, Any]]:

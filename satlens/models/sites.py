@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-SourceKind = Literal["embedding", "block", "partial", "v_first"]
+SourceKind = Literal["embedding", "block", "partial", "cumulative", "stream", "v_first"]
 EMBEDDING_INDEX = -1
 
 
@@ -14,28 +14,41 @@ class Source:
     """One thing a site can take, typed by where it comes from."""
 
     kind: SourceKind
-    """embedding; block: a completed sum of sublayers; partial: the running sum of the current
-    block; v_first: the first layer's values."""
+    """embedding; block: a completed sum of sublayer outputs (of one, where blocks have one);
+    partial: the running sum of the current block; cumulative: the state after a layer, itself a
+    mixture of earlier ones; stream: one of several parallel streams; v_first: the first layer's
+    values."""
     first: int | None = None
     """First sublayer in the sum (layer l: attention 2l, MLP 2l+1)."""
     last: int | None = None
-    """Last sublayer in the sum."""
+    """Last sublayer in the sum, or that a cumulative state contains."""
+    index: int | None = None
+    """Number of a stream."""
 
     @property
     def sublayers(self) -> tuple[int, ...]:
-        """The sublayers whose outputs it sums; the embedding is -1."""
+        """The sublayers whose outputs it sums; the embedding is -1. Cumulative states and streams
+        are no such sums: see the effective routes."""
+        if self.kind == "embedding":
+            return (EMBEDDING_INDEX,)
         if self.first is None or self.last is None:
-            return (EMBEDDING_INDEX,) if self.kind == "embedding" else ()
+            return ()
         return tuple(range(self.first, self.last + 1))
 
     @property
     def label(self) -> str:
         """Short name for tables and axes."""
-        if self.kind == "embedding":
-            return "embed"
-        if self.kind == "v_first":
-            return "V_1"
-        return f"{self.kind} {self.first}..{self.last}"
+        match self.kind:
+            case "embedding":
+                return "embed"
+            case "v_first":
+                return "V_1"
+            case "stream":
+                return f"stream {self.index}"
+            case "cumulative":
+                return f"state ..{self.last}"
+            case _:
+                return f"{self.kind} {self.first}..{self.last}"
 
 
 EMBEDDING = Source(kind="embedding")

@@ -74,6 +74,8 @@ class Fla(Layout):
         plain = {"model_type": "transformer", "architectures": ["TransformerForCausalLM"]}
         if isinstance(stream, ResidualStream):
             return {**keys, **plain}
+        if not isinstance(stream, AttnResStream | RoleDecoupledStream):
+            raise cannot_express(self.name, "stream", stream.kind)
         for field, only_value in (("output_read", True), ("route_bias", False)):
             value = getattr(stream, field)
             if value is not only_value:

