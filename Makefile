@@ -3,6 +3,7 @@
 #   make test                    the test suite
 #   make demo                    the main job: trains, measures and reports under runs/tiny
 #   make demo DEMO="--seeds 3"   options of `satlens reproduce tiny`
+#   make zoo                     train the models that ship with the package again
 #
 # PYTHON chooses the interpreter, TORCH_INDEX another index for torch (for example
 # https://download.pytorch.org/whl/cpu, which is much smaller than the default build on Linux).
@@ -13,7 +14,7 @@ DEMO ?=
 TESTS ?=
 BIN := .venv/bin
 
-.PHONY: install test slow demo lint types clean
+.PHONY: install test slow demo zoo lint types clean
 
 install: .venv/installed
 
@@ -34,6 +35,10 @@ slow: install
 
 demo: install
 	$(BIN)/satlens reproduce tiny $(DEMO)
+
+zoo: install
+	$(BIN)/satlens reproduce zoo
+	$(BIN)/python -m satlens.checkpoints.zoo runs/zoo
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -5,8 +5,10 @@ Importing satlens loads no torch; each name below is imported when it is first u
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any
 
 try:
@@ -30,6 +32,7 @@ _HOMES = {
     "SatlensError": "satlens.errors",
     "attention": "satlens.models.attention",
     "build": "satlens.models.build",
+    "KVCache": "satlens.models.cache",
     "load": "satlens.checkpoints",
     "save": "satlens.checkpoints",
     "PreparedDataset": "satlens.data.dataset",
@@ -53,10 +56,35 @@ _HOMES = {
     "TieValueRoute": "satlens.analysis.interventions",
     "UniformRoute": "satlens.analysis.interventions",
     "ZeroGate": "satlens.analysis.interventions",
+    "ZeroRoute": "satlens.analysis.interventions",
+    "routes": "satlens.analysis.routes",
     "sparsity": "satlens.analysis.sparsity",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+class _LazyName:
+    """A public name as an attribute of this module's class.
+
+    There it is found before what other packages give every object (nnsight gives ``save``), which
+    hides a module's ``__getattr__``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return getattr(import_module(_HOMES[self.name]), self.name)
+
+
+class _Package(ModuleType):
+    """This module, once its names are attributes of its class."""
+
+
+for _name in _HOMES:
+    setattr(_Package, _name, _LazyName(_name))
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from copy import copy
 from dataclasses import asdict, fields, replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
@@ -129,6 +130,14 @@ class RoleDecoupledStream:
     """Whether the final norm receives a read of its own (else the sum of all sources)."""
     route_bias: bool = False
     """Whether each source of each read has a trained logit bias (zero at the start)."""
+    own_value_gamma: bool = False
+    """Whether the values' route norms the sources with a gamma of its own, as the community's
+    AttnRes code does, instead of sharing the one of queries and keys."""
+
+    def __post_init__(self) -> None:
+        idle = self.own_value_gamma and self.control in ("tied", "frozen_v")
+        rule = f"has no effect under control {self.control}"
+        _require(not idle, "own_value_gamma", rule, self.own_value_gamma)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -320,6 +329,17 @@ class ModelConfig:
     @property
     def attn_only(self) -> bool:
         return False
+
+    @property
+    def device(self) -> Any:
+        """Where the model that has this configuration is (torch.device); None outside a model."""
+        return self.__dict__.get("_device")
+
+    def on(self, device: Any) -> ModelConfig:
+        """The same configuration, as that of a model on a device."""
+        placed = copy(self)
+        object.__setattr__(placed, "_device", device)
+        return placed
 
     def d_mlp_of(self, layer: int) -> int:
         """MLP width of one layer."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from importlib.resources import files
 from pathlib import Path
@@ -29,11 +29,18 @@ from satlens.config import STRICT, ModelConfig, TrainConfig, make, to_dict
 from satlens.errors import ConfigError
 from satlens.runner import Display, Step, hash_path, run_steps, stale_steps
 
-Analysis = Literal["evaluation", "sparsity", "categories", "divergence", "ablation"]
+Analysis = Literal["evaluation", "sparsity", "routes", "categories", "divergence", "ablation"]
 PLAN = "plan.json"
 # Relative cost of a step, for the order of work and the estimate of what is left: seconds on one
 # core at the tiny scale.
-COSTS = {"evaluation": 8, "sparsity": 12, "categories": 10, "divergence": 10, "ablation": 60}
+COSTS = {
+    "evaluation": 8,
+    "sparsity": 12,
+    "routes": 25,
+    "categories": 10,
+    "divergence": 10,
+    "ablation": 60,
+}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -48,6 +55,8 @@ class Arm:
     """What is measured on each trained seed."""
     options: dict[Analysis, dict[str, Any]] = field(default_factory=dict)
     """Further arguments of an analysis, by its name."""
+    optional: bool = False
+    """Whether the arm is left out unless it is asked for (``--arch``)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -127,6 +136,7 @@ def make_plan(
     recipe: Recipe,
     root: Path,
     *,
+    arch: Sequence[str] = (),
     seeds: int | None = None,
     tokens: int | None = None,
     minutes: float | None = None,
@@ -137,9 +147,11 @@ def make_plan(
 ) -> Recipe:
     """The recipe with the options applied, frozen in ``plan.json``; a rerun uses the plan.
 
-    More seeds extend a plan; anything else that differs is refused, so nothing trained is lost.
+    More arms and seeds extend a plan; anything else that differs is refused, so nothing trained is
+    lost.
 
     Args:
+        arch: arms to run, ``all`` for every one; by default those that are not optional.
         minutes: time for training, turned once into equal token budgets for all runs by timing a
             few steps of every arm.
         workers: processes that will train side by side.
@@ -173,12 +185,15 @@ def make_plan(
             resolved["device"] = device
         resolved["seeds"] = recipe.seeds if seeds is None else seeds
         _check_analyses(recipe)
+        chosen = _arms(recipe, arch or [n for n, arm in recipe.arms.items() if not arm.optional])
+        resolved |= _restricted(recipe, chosen)
         if minutes is not None:
-            tokens = _calibrated(recipe, resolved["seeds"], minutes, workers)
+            tokens = _calibrated(recipe, chosen, resolved["seeds"], minutes, workers)
         if tokens is not None:
             resolved["train"]["tokens"] = tokens
     if seeds is not None:
         resolved["seeds"] = max(seeds, resolved["seeds"])
+    resolved |= _restricted(recipe, _arms(recipe, [*resolved["arms"], *arch]))
     made = make(Recipe, resolved, str(path))
     text = json.dumps({"asked": asked, "recipe": to_dict(made)}, indent=1)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -189,11 +204,28 @@ def make_plan(
     return made
 
 
-def _calibrated(recipe: Recipe, seeds: int, minutes: float, workers: int) -> int:
+def _arms(recipe: Recipe, names: Sequence[str]) -> list[str]:
+    """Arms by name, in the recipe's order."""
+    for name in names:
+        if name != "all" and name not in recipe.arms:
+            raise ConfigError(f"--arch {name}: {recipe.name} has {', '.join(recipe.arms)}, or all")
+    return [name for name in recipe.arms if name in names or "all" in names]
+
+
+def _restricted(recipe: Recipe, arms: Sequence[str]) -> dict[str, Any]:
+    """The recipe's arms and contrasts, of these arms only."""
+    contrasts = [pair for pair in recipe.contrasts if set(pair) <= set(arms)]
+    kept = {name: to_dict(recipe.arms[name]) for name in arms}
+    return json.loads(json.dumps({"arms": kept, "contrasts": contrasts}))
+
+
+def _calibrated(
+    recipe: Recipe, chosen: Sequence[str], seeds: int, minutes: float, workers: int
+) -> int:
     """Equal token budget of every run, in whole steps, that training takes ``minutes`` with."""
     from satlens.actions import tokens_a_minute
 
-    arms = [model_config(recipe, arm) for arm in recipe.arms]
+    arms = [model_config(recipe, arm) for arm in chosen]
     cfg = train_config(recipe, 0)
     step = cfg.batch_size * cfg.grad_accum * arms[0].n_ctx
     tokens = tokens_a_minute(arms, cfg, workers) / seeds * minutes
@@ -230,17 +262,31 @@ def _check_analyses(recipe: Recipe) -> None:
 
     for name, arm in recipe.arms.items():
         sites = model_sites(model_config(recipe, name))
-        reads = [(s.layer, s.sublayer, s.sources) for s in sites if s.kind == "route"]
         for analysis in arm.analyses:
-            lacking = analysis != "evaluation" and not sites
-            lacking |= analysis == "divergence" and len(set(reads)) == len(reads)
-            if lacking:
+            if not _has_sites(analysis, sites, arm.options.get(analysis, {})):
                 raise ConfigError(f"arms.{name}.analyses: {analysis}: this arm has no such site")
         for analysis, options in arm.options.items():
             known = signature(analysis_function(analysis)).parameters
             for option in options:
                 if option not in known:
                     raise ConfigError(f"arms.{name}.options.{analysis}: no option {option!r}")
+
+
+def _has_sites(analysis: Analysis, sites: Sequence[Any], options: dict[str, Any]) -> bool:
+    """Whether a model with these access sites has what an analysis is about."""
+    from satlens.analysis.categories import with_categories
+
+    match analysis:
+        case "evaluation" | "routes":
+            return True
+        case "categories":
+            return bool(with_categories(sites))
+        case "divergence" if options.get("over") != "sublayers":
+            reads = [(s.layer, s.sublayer, s.sources) for s in sites if s.kind == "route"]
+            return len(set(reads)) < len(reads)
+        case "divergence":
+            return True
+    return bool(sites)
 
 
 def _short(value: Any) -> str:
@@ -406,10 +452,12 @@ def _files(name: str, part: str | None = None) -> tuple[str, ...]:
 
 def _part(name: str, model: dict[str, Any]) -> str | None:
     """The second table that an analysis writes on this model."""
-    if name == "categories":
-        return "categories_contrasts"
-    has_routes = model["stream"]["kind"] != "residual"
-    return "route_weights" if name == "sparsity" and has_routes else None
+    if name == "sparsity":
+        from satlens.models.decoder import model_sites
+
+        sites = model_sites(make(ModelConfig, model, name))
+        return "route_weights" if any(site.kind == "route" for site in sites) else None
+    return {"categories": "categories_contrasts", "routes": "routes_reads"}.get(name)
 
 
 # -- running ---------------------------------------------------------------------------------------

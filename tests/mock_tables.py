@@ -147,6 +147,130 @@ def route_summary(entropy: float = 0.8) -> dict:
     }
 
 
+def signed_route_weights(kind: str, n_layers: int = 8, seed: int = 0) -> pd.DataFrame:
+    """Weights of ``states`` (four roles and the output) or of ``streams``."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for layer in range(n_layers + 1):
+        out = layer == n_layers
+        if kind == "states":
+            names = ["embed", *(f"state ..{2 * j + 1}" for j in range(layer))]
+            sublayer = "out" if out else "attn"
+            places = [(sublayer, role) for role in ("r" if out else "qkvr")] if layer else []
+        else:
+            names = [f"stream {i}" for i in range(4)]
+            places = [] if out else [("attn", "shared"), ("mlp", "shared")]
+        for sublayer, role in places:
+            site = f"L{layer}.{sublayer}.route_{role}"
+            rows += [
+                (site, layer, sublayer, role, name, j, rng.normal()) for j, name in enumerate(names)
+            ]
+    columns = ["site", "layer", "sublayer", "role", "source", "source_index", "weight"]
+    return counted(with_ends(pd.DataFrame(rows, columns=columns), "weight", 0.02))
+
+
+def signed_routes(weights: pd.DataFrame) -> pd.DataFrame:
+    """The table of reads that belongs to signed weights: no entropy, shares by norm."""
+    rng = np.random.default_rng(1)
+    reads = weights.groupby("site", sort=False).agg(
+        layer=("layer", "first"),
+        sublayer=("sublayer", "first"),
+        role=("role", "first"),
+        n_sources=("source", "size"),
+        mass_embedding=("weight", "first"),
+    )
+    reads = reads.reset_index().assign(head=np.nan, kind="route", effective_sources=np.nan)
+    if weights["source"].str.startswith("stream").all():
+        reads["mass_embedding"] = np.nan
+    reads["norm_effective_sources"] = 1 + (reads["n_sources"] - 1) * rng.random(len(reads))
+    reads["negative_norm_share"] = rng.random(len(reads))
+    for stat in ("mass_embedding", "norm_effective_sources", "negative_norm_share"):
+        reads = with_ends(reads, stat, 0.01)
+        reads[f"{stat}_init"] = 1.0 if stat.startswith("norm") else 0.0
+    return counted(reads, "signed")
+
+
+def signed_route_summary(embedding: bool = True) -> dict:
+    names = ["norm_effective_sources", "mass_states" if embedding else "mass_streams"]
+    overall = {name: cell(2.0, 0.1) for name in names}
+    overall |= {"negative_norm_share": cell(0.2)}
+    empty = {"estimate": None, "low": None, "high": None, "flags": "undefined"}
+    overall |= dict.fromkeys(("normalised_entropy", "effective_sources", "mass_blocks"), empty)
+    overall["mass_embedding"] = cell(-0.3, 0.05) if embedding else empty
+    weight = {"mean": -0.3, "sd_within_read": 0.2} if embedding else {"mean": None}
+    counts = {"n_reads": 29, "n_signed": 29, "n_static": 0, "n_undefined": 0}
+    return {"routes": {"overall": overall, "embedding_weight": weight, **counts}}
+
+
+# -- effective routes ------------------------------------------------------------------------------
+
+
+def effective_routes(n_layers: int = 8, roles: str = "", seed: int = 0) -> pd.DataFrame:
+    """Signed coefficients of every component in every read; a role a letter, one without any."""
+    rng = np.random.default_rng(seed)
+    names = ["embed", *(f"L{layer}.{s}" for layer in range(n_layers) for s in ("attn", "mlp"))]
+    rows = []
+    for layer in range(n_layers + 1):
+        places = [("attn", role) for role in roles or ("shared",)] + [("mlp", "shared")]
+        for sublayer, role in places if layer < n_layers else [("out", "shared")]:
+            n = 1 + 2 * layer + (sublayer == "mlp")
+            c = rng.normal(size=n) * 0.4 + (np.arange(n) == 0)
+            share = rng.dirichlet(np.ones(n))
+            site = f"L{layer}.{sublayer}.read_{role}"
+            flags = "single_component" if n == 1 else ""
+            rows += [
+                (site, layer, sublayer, role, names[m], m, c[m], share[m], flags) for m in range(n)
+            ]
+    columns = ["site", "layer", "sublayer", "role", "component", "component_index"]
+    table = pd.DataFrame(rows, columns=[*columns, "coefficient", "share", "marks"])
+    table["signed_share"] = table["share"] * np.sign(table["coefficient"])
+    for stat in ("coefficient", "share", "signed_share"):
+        table = with_ends(table, stat, 0.01)
+        table[f"{stat}_init"] = 1.0 if stat == "coefficient" else 0.1
+    table["coefficient_absolute"] = table["coefficient"].abs()
+    table["token_variance"] = 0.01
+    return counted(table).assign(flags=table["marks"]).drop(columns="marks")
+
+
+def effective_reads(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of reads that belongs to effective routes."""
+    rows = []
+    for site, part in table.groupby("site", sort=False):
+        w = part["share"].to_numpy()
+        first = {key: part.iloc[0][key] for key in ("layer", "sublayer", "role", "flags")}
+        entropy = -(w * np.log(w)).sum()
+        negative = w[part["coefficient"].to_numpy() < 0].sum()
+        rows.append({"site": site, **first, "n_components": len(w)})
+        rows[-1] |= {"effective_components": np.exp(entropy), "negative_share": negative}
+    reads = pd.DataFrame(rows)
+    for stat in ("effective_components", "negative_share"):
+        reads = with_ends(reads, stat, 0.01)
+        reads[f"{stat}_init"] = 0.0 if stat == "negative_share" else 1.0
+    return counted(reads.assign(identity_error=1e-7, n_undefined=0)).assign(flags=reads["flags"])
+
+
+def effective_summary(signed: bool = True, per_channel: bool = False) -> dict:
+    return {
+        "overall": {
+            "effective_components": cell(5.0, 0.2),
+            "negative_share": cell(0.1 if signed else 0.0, 0.02 if signed else 0.0),
+            "embedding_share": cell(0.2),
+        },
+        "overall_init": {
+            "effective_components": 8.0,
+            "negative_share": 0.0,
+            "embedding_share": 0.1,
+        },
+        "n_reads": 17,
+        "n_undefined": 0,
+        "static": False,
+        "per_channel": per_channel,
+        "signed": signed,
+        "identity": {"max_error": 3e-7, "tolerance": 1e-5},
+        "first_token": {"n": 100, "embedding_share": 0.3},
+    }
+
+
 # -- categories, divergence, ablation --------------------------------------------------------------
 
 
@@ -178,6 +302,7 @@ def divergence(n_layers: int = 8, level: float = 0.2) -> pd.DataFrame:
             "layer": layers,
             "sublayer": "attn",
             "role": "qk|v",
+            "comparison": "attn qk|v",
             "base": "e",
             "js_token": np.where(layers > 0, level * (1 + layers / n_layers), 0.0),
             "js_mean": np.where(layers > 0, level * 0.3, 0.0),

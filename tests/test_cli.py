@@ -18,6 +18,7 @@ from satlens.cli import main
 GOLDEN = Path(__file__).parent / "golden"
 SATFORMER = GOLDEN / "satformer-repo-satformer-gqa"
 RD = GOLDEN / "rd-attnres-decoupled"
+MUDD = GOLDEN / "satformer-repo-muddformer-gqa"
 
 
 @pytest.fixture
@@ -47,6 +48,8 @@ def satlens_cli(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
         ("sparsity", SATFORMER),
         ("sparsity", RD),
         ("divergence", RD),
+        ("routes", RD),
+        ("routes", MUDD),
         ("ablate", SATFORMER),
         ("ablate", RD),
     ],
@@ -98,6 +101,7 @@ def test_errors_are_one_line_with_a_non_zero_exit_and_no_output(ids, tmp_path, m
         (("sparsity", tmp_path / "absent", "--data", ids), "absent"),
         (("ablate", SATFORMER, "--data", ids, "--kind", "zerro"), "zerro"),
         (("ablate", SATFORMER, "--data", ids, "--kind", "uniform"), "uniform"),
+        (("divergence", RD, "--data", ids, "--over", "depth"), "over: 'depth' is not one of"),
         (("train", tmp_path, tmp_path / "run", "--set", "model.n_layer=2"), "n_layers"),
         (("train", tmp_path, tmp_path / "run", "--set", "n_layers=2"), "--set"),
         (("train", tmp_path / "no-data", tmp_path / "run"), "no-data"),

@@ -42,10 +42,14 @@ found = satlens.sparsity(echo, tokens, n_resamples=50, baseline=False)
 assert found.table["site"].tolist() == sites
 assert found.table["mass_embedding"].tolist() == [0, 0.5, 0]
 found.figure()
-found = satlens.ablate(echo, tokens, scope="site", pool=tokens, n_resamples=50)
+found = satlens.ablate(echo, tokens, scope="site", n_resamples=50)
 damage = found.table.set_index(["kind", "site"])["dnll"]
-assert (damage["mean"] == 0).all()  # a static weight is its own mean
-assert (damage["uniform"] != 0).all()
+assert set(found.table["kind"]) == {"zero", "uniform"}  # a static weight is its own mean
+assert (damage["zero"] != 0).tolist() == [False, True, False]
+assert (damage["uniform"] == 0).all()  # and one source has all of a read's weight
+found = satlens.routes(echo, tokens, n_resamples=50, baseline=False)
+read = found.table[found.table["site"] == "L1.attn.read"]
+assert read["coefficient"].tolist() == [1.5, 1, 1]
 """
 
 

@@ -33,6 +33,14 @@ CASES = {
     "softmax gate": {"name": "satformer", "gate": "softmax", "bias": True, "tied_embeddings": True},
     "route bias": {"name": "rd-attnres", "route_bias": True, "block_size": 2},
     "no output read": {"name": "attnres", "output_read": False, "block_size": 3},
+    "dilated dense": {"name": "denseformer", "n_layers": 4, "dilation": 2, "period": 3},
+    "released mudd": {
+        "name": "muddformer",
+        "shared_first_norm": True,
+        "expand_last": True,
+        "round64": True,
+        "value_residual": "satformer",
+    },
     "satformer on rd": {"name": "rd-attnres", "value_residual": "satformer", "block_size": 1},
     "satformer on tied": {"name": "rd-attnres-tied", "value_residual": "satformer"},
     "resformer on block": {"name": "attnres", "value_residual": "resformer", "block_size": 2},
@@ -240,12 +248,19 @@ def test_every_hook_has_a_row_and_its_shape(case, tokens):
     model = build(case)
     letters = {"B": B, "T": T, "D": D, "H": H, "K": K, "E": E, "M": M, "V": V, "1": 1}
     sources = {site.hook: len(site.sources) for site in model.sites}
+    for site in model.sites:  # the norms around MUDD's mixtures
+        block = site.hook.partition("hook_route")[0]
+        sources[f"{block}{'depth' if block else 'out'}_read.hook_pre_scale"] = len(site.sources)
+    streams = getattr(model.cfg.stream, "n_streams", 0)
+    letters["n+1"] = streams + 1
     _, cache = model.run_with_cache(tokens)
     assert cache.keys() == model.hook_dict.keys()
     table = model.hook_table()
     for name, tensor in cache.items():
         shape, equation = describe_hook(name)
-        sizes = [sources[name] if letter == "n" else letters[letter] for letter in shape.split()]
+        ways = 1 if name.startswith("out_read") else 4
+        lookup = {**letters, "n": sources.get(name, streams), "C": ways}
+        sizes = [lookup[letter] for letter in shape.split()]
         assert [*tensor.shape] == sizes, name
         assert equation
         assert f"{name} " in table
@@ -467,7 +482,6 @@ def test_residual_parts_sum_to_the_stream(case, tokens):
 @pytest.mark.parametrize(
     "name",
     [
-        "decompose_resid",
         "accumulated_resid",
         "get_full_resid_decomposition",
         "stack_head_results",

@@ -21,7 +21,7 @@ LAYERS = (
     ("data",),
     ("hooks", "models"),
     ("checkpoints",),
-    ("training", "plotting", "display"),
+    ("training", "plotting", "display", "interop"),
     ("analysis",),
     ("report",),
     ("actions",),

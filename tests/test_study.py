@@ -23,6 +23,10 @@ def test_the_shipped_recipe_builds_and_its_arms_differ_in_architecture_only(reci
         "satformer",
         "attnres",
         "rd_attnres",
+        "denseformer",
+        "muddformer",
+        "hyperconnections",
+        "delta_attnres",
     }
     shared = {
         str(c.with_changes(value_residual={"kind": "none"}, stream={"kind": "residual"}))
@@ -61,6 +65,22 @@ def test_a_plan_is_frozen_and_grows_by_seeds_only(recipe, tmp_path):
     assert json.loads((tmp_path / "plan.json").read_text())["recipe"]["corpus"] == "sotu"
 
 
+def test_optional_arms_run_when_asked_for_and_extend_a_plan(recipe, tmp_path):
+    plan = make_plan(recipe, tmp_path, workers=1)
+    assert list(plan.arms) == ["transformer", "resformer", "satformer", "attnres", "rd-attnres"]
+    assert ("denseformer", "transformer") not in plan.contrasts
+    more = make_plan(recipe, tmp_path, arch=["denseformer"], workers=1)
+    assert list(more.arms) == [*plan.arms, "denseformer"]
+    assert ("denseformer", "transformer") in more.contrasts
+    assert make_plan(recipe, tmp_path, workers=1) == more
+    assert make_plan(recipe, tmp_path, arch=["all"], workers=1).arms == recipe.arms
+    few = make_plan(recipe, tmp_path / "few", arch=["attnres", "transformer"], workers=1)
+    assert list(few.arms) == ["transformer", "attnres"]
+    assert few.contrasts == (("attnres", "transformer"),)
+    with pytest.raises(ConfigError, match=r"--arch mudd: tiny has transformer, .*, or all"):
+        make_plan(recipe, tmp_path / "bad", arch=["mudd"], workers=1)
+
+
 def test_minutes_become_equal_whole_step_budgets_once(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("satlens.actions.tokens_a_minute", lambda arms, cfg, workers: 10_000.0)
     plan = make_plan(recipe, tmp_path, minutes=2.5, seeds=1, workers=2)
@@ -72,7 +92,7 @@ def test_minutes_become_equal_whole_step_budgets_once(recipe, tmp_path, monkeypa
 
 
 def test_bad_recipes_name_file_and_field(tmp_path):
-    with pytest.raises(ConfigError, match="no such recipe; there are tiny"):
+    with pytest.raises(ConfigError, match="no such recipe; there are tiny, zoo"):
         load_recipe("tinny")
     path = tmp_path / "bad.yaml"
     for text, message in (
@@ -137,6 +157,7 @@ def test_every_way_of_tagging_has_its_own_folder(tmp_path):
     [
         ("{variant: transformer, analyses: [sparsity]}", "sparsity: this arm has no such site"),
         ("{variant: attnres, analyses: [divergence]}", "divergence: this arm has no such site"),
+        ("{variant: denseformer, analyses: [categories]}", "categories: this arm has no such"),
         ("{variant: satformer, options: {sparsity: {x: 1}}}", "sparsity: no option 'x'"),
     ],
 )
@@ -145,3 +166,17 @@ def test_what_would_fail_after_training_is_refused_before_it(tmp_path, arm, mess
     with pytest.raises(ConfigError, match=message):
         make_plan(recipe, tmp_path / "study", workers=1)
     assert not (tmp_path / "study").exists()
+
+
+def test_every_arm_writes_the_tables_that_its_analyses_make(tmp_path):
+    recipe = recipe_of(
+        tmp_path,
+        "  x: {variant: transformer, analyses: [routes]}\n"
+        "  y: {variant: muddformer, analyses: [sparsity, divergence, routes]}\n"
+        "  z: {variant: attnres, analyses: [divergence],"
+        " options: {divergence: {over: sublayers}}}\n",
+    )
+    steps = {s.id: s for s in study_steps(make_plan(recipe, tmp_path / "study", workers=1))}
+    written = {path.rpartition("/")[2] for path in steps["results/x-seed0/routes"].outputs}
+    assert {"routes.csv", "routes.png", "routes_reads.csv", "routes_reads.json"} <= written
+    assert "results/y-seed0/route_weights.csv" in steps["results/y-seed0/sparsity"].outputs

@@ -37,6 +37,7 @@ from satlens.analysis.interventions import (
     TieValueRoute,
     UniformRoute,
     ZeroGate,
+    ZeroRoute,
     fit_means,
     intervene,
     tied_sites,
@@ -70,7 +71,7 @@ class Case:
     role: str = ""
     head: int | None = None
     static: bool = False
-    """All of its gates have one weight for every token."""
+    """All of its weights are the same for every token."""
 
 
 def ablate(
@@ -90,14 +91,16 @@ def ablate(
     progress: Progress | None = None,
     resume_dir: str | Path | None = None,
 ) -> Result:
-    """Change in loss under interventions on gates (zero, mean, shuffle) and routes (uniform, mean,
-    tie_v).
+    """Change in loss under interventions on gates (zero, mean, shuffle) and routes (zero, uniform,
+    mean, tie_v).
 
     Args:
         data: a token tensor, a text, documents, a path or a prepared dataset.
         kinds: which interventions; None is all that the model has sites for.
         scope: ``model``: all gates (or routes) at once; ``layer``: those of one layer; ``head``:
             one KV head of one gate; ``role``: routes of one role; ``site``: one gate or route.
+            zero is for routes whose mixture is added to a residual stream, mean for weights that
+            depend on the token.
         split: of prepared data.
         pool: data that means are fitted on; None is the split ``pool`` of prepared data, or
             ``data`` itself where it has no splits (then the result says so).
@@ -162,10 +165,16 @@ Maker = Callable[..., Intervention]
 
 def available_kinds(model: Decoder) -> tuple[str, ...]:
     """The kinds of interventions that a model has sites for."""
-    kinds = {site.kind for site in model.sites}
-    found = [*_OF_GATES] if "gate" in kinds else []
-    found += [kind for kind in ("uniform", "mean") if "route" in kinds and kind not in found]
+    found = [*_OF_GATES] if any(site.kind == "gate" for site in model.sites) else []
+    of_routes = [kind for kind in ("zero", "uniform", "mean") if _routes_for(kind, model.sites)]
+    found += [kind for kind in of_routes if kind not in found]
     return (*found, "tie_v") if tied_sites(model) else tuple(found)
+
+
+def _routes_for(kind: str, sites: Sequence[AccessSite]) -> list[AccessSite]:
+    """The routes where a kind of intervention says something: a static weight is its own mean."""
+    maker = {"zero": ZeroRoute, "uniform": UniformRoute, "mean": MeanRoute}[kind]
+    return [site for site in sites if maker.fits(site) and (kind != "mean" or site.per_token)]
 
 
 def _checked(name: str, given: Sequence[str] | str, known: Sequence[str]) -> tuple[str, ...]:
@@ -184,6 +193,7 @@ def _makers(kinds: Sequence[str], means: Means, seed: int) -> dict[tuple[str, st
         ("gate", "zero"): ZeroGate,
         ("gate", "mean"): lambda **where: MeanGate(means=means, **where),
         ("gate", "shuffle"): lambda **where: ShuffleGate(seed=seed, **where),
+        ("route", "zero"): ZeroRoute,
         ("route", "uniform"): UniformRoute,
         ("route", "mean"): lambda **where: MeanRoute(means=means, **where),
         ("route", "tie_v"): TieValueRoute,
@@ -200,9 +210,12 @@ def sweep(
     """Every intervention of a sweep, kind by kind and scope by scope."""
     cases = []
     for (target, kind), make in makers.items():
-        of_kind = [site for site in sites if site.kind == target]
         if kind == "tie_v":
             of_kind = tied_sites(model)
+        elif target == "route":
+            of_kind = _routes_for(kind, sites)
+        else:
+            of_kind = [site for site in sites if site.kind == target]
         if of_kind:
             for scope in scopes:
                 cases += _of_scope(scope, target, make, of_kind)
@@ -212,7 +225,7 @@ def sweep(
 def _of_scope(scope: str, target: str, make: Maker, sites: Sequence[AccessSite]) -> list[Case]:
     def case(where: dict[str, Any], chosen: Sequence[AccessSite], **labels: Any) -> Case:
         first = min(site.layer for site in chosen)
-        static = target == "gate" and not any(site.per_token for site in chosen)
+        static = not any(site.per_token for site in chosen)
         make_of = make(**where)
         return Case(intervention=make_of, scope=scope, first_layer=first, static=static, **labels)
 

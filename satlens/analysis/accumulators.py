@@ -93,6 +93,28 @@ class GroupSums:
             self._lost[name] += other._lost[name]
 
 
+class Maxima:
+    """The largest value seen of each cell of a grid; minus infinity before the first."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.values = np.full(tuple(shape), -np.inf)
+
+    def add(self, values: Tensor) -> None:
+        """Take account of values (N, *shape)."""
+        if len(values):
+            seen = values.double().amax(0).cpu().numpy()
+            np.maximum(self.values, seen, out=self.values)
+
+    def arrays(self) -> Arrays:
+        return {"values": self.values}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.values[...] = arrays["values"]
+
+    def merge(self, other: Maxima) -> None:
+        np.maximum(self.values, other.values, out=self.values)
+
+
 class HistogramSum:
     """A fixed histogram per cell as an accumulator; counts are whole numbers, so sums are exact."""
 

@@ -1,14 +1,14 @@
 """Which tokens access earlier depths: gates and routes by token category.
 
-For gates the value of a token is its gate, per layer and KV head; for routes it is the weight that
-a read puts on the embedding. The contrast compares two categories within documents, raw and with
-token frequency and position held fixed, because the three are confounded.
+For gates the value of a token is its gate, per layer and KV head; for routes that are distributions
+it is the weight that a read puts on the embedding. The contrast compares two categories within
+documents, raw and with token frequency and position held fixed, because the three are confounded.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from satlens.data.tags import Tags, tag_documents
 from satlens.data.windows import Windows
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
-from satlens.models.sites import AccessSite
+from satlens.models.sites import EMBEDDING, AccessSite
 
 CONTRAST = ("semantic", "functional")
 
@@ -91,10 +91,11 @@ def categories(
         (layer, head) with the contrast, when both names of ``contrast`` exist.
 
     Raises:
-        AnalysisError: a model without access sites; an unknown breakdown; tags of other documents.
+        AnalysisError: a model without gates and without such routes; an unknown breakdown; tags of
+            other documents.
         DataError: no tagger model, documents without text.
     """
-    sites = sites_of(model, analysis="categories")
+    sites = _sites(model)
     data = opened(data)
     windows = open_windows(
         model,
@@ -142,7 +143,7 @@ def categories(
         parts.append(Result("categories_contrasts", table, source, facts, list(_CONTRAST_NOTES)))
     table, protocol = _table(reducer, cells, has.sum(axis=0), windows.n_documents, options)
     summary["interval"] = protocol
-    notes = [*_NOTES, *split_notes(windows)]
+    notes = [*_NOTES, *_left_out(model, sites), *split_notes(windows)]
     return Result("categories", table, source, summary, notes, parts=tuple(parts))
 
 
@@ -160,6 +161,30 @@ _CONTRAST_NOTES = (
     "it is raw and has no interval.",
     "Reads of a single source (flag single_source) have weight 1 for every token and no contrast.",
 )
+
+
+def with_categories(sites: Sequence[AccessSite]) -> list[AccessSite]:
+    """Sites with one number a token: gates, and distributions over sources with the embedding."""
+    return [
+        site
+        for site in sites
+        if site.kind == "gate" or (site.support == "simplex" and site.sources[0] == EMBEDDING)
+    ]
+
+
+def _sites(model: Decoder) -> list[AccessSite]:
+    chosen = with_categories(sites_of(model, analysis="categories"))
+    if not chosen:
+        raise AnalysisError(
+            f"categories: this model ({model.cfg.variant}) has no gates, and its routes are no "
+            "distributions over sources with the embedding"
+        )
+    return chosen
+
+
+def _left_out(model: Decoder, sites: list[AccessSite]) -> list[str]:
+    n = len(model.sites) - len(sites)
+    return [f"{n} routes are no distributions and were left out."] if n else []
 
 
 def _check_tags(tags: Tags, windows: Windows) -> None:

@@ -1,24 +1,20 @@
-"""How far two routes over the same sources differ: Jensen-Shannon divergence.
+"""How far two routes differ: Jensen-Shannon divergence.
 
-Between two roles of one read (queries and keys against values), or between the same site of two
-checkpoints of equal shape.
+Between two roles of one read (queries and keys against values), between the same site of two
+checkpoints of equal shape, or between any two reads by their effective routes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
-from satlens.analysis.accumulators import Accumulator, GroupSums
 from satlens.analysis.inputs import (
-    concatenated,
     documents_in,
     initial_model,
     interval_columns,
@@ -27,14 +23,23 @@ from satlens.analysis.inputs import (
     open_windows,
     opened,
     provenance_of,
-    sites_of,
     split_notes,
     tokenizer_of,
 )
-from satlens.analysis.reducers import membership
 from satlens.analysis.result import Result, flag_column, join_marks
+from satlens.analysis.route_pairs import (
+    OVER,
+    ComponentSizes,
+    Over,
+    Pair,
+    RoutePairs,
+    SourceWeights,
+    pairs_over_sources,
+    pairs_over_sublayers,
+)
 from satlens.analysis.stats import (
     N_RESAMPLES,
+    divide,
     function_interval,
     jensen_shannon,
     ratio_interval,
@@ -42,9 +47,7 @@ from satlens.analysis.stats import (
 from satlens.analysis.stream import (
     Observed,
     Progress,
-    Transform,
     fold,
-    kept_tokens,
     measuring,
     n_groups,
     observe,
@@ -58,24 +61,12 @@ from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 
 
-class Pair(NamedTuple):
-    """Two sites whose weights run over the same sources."""
-
-    first: AccessSite
-    second: AccessSite
-
-    @property
-    def roles(self) -> str:
-        """The roles compared: ``qk|v``, or one for the same role of two checkpoints."""
-        roles = dict.fromkeys((self.first.role, self.second.role))
-        return "|".join(roles)
-
-
 def divergence(
     model: Decoder,
     data: Any,
     *,
     other: Decoder | None = None,
+    over: Over = "sources",
     base: float | None = None,
     split: str = "test",
     baseline: bool = True,
@@ -93,6 +84,9 @@ def divergence(
         data: a token tensor, a text, documents, a path or a prepared dataset.
         other: a second checkpoint of equal shape: the same site of both is compared, instead of
             two roles of one read.
+        over: ``sources``: routes over the same sources; ``sublayers``: effective routes, by which
+            reads of different sources compare: attention and MLP, consecutive layers, checkpoints
+            with other blocks or streams.
         base: of the logarithm; None is e.
         split: of prepared data.
         baseline: repeat the pass on the untrained model, for the columns ``<stat>_init``.
@@ -100,13 +94,14 @@ def divergence(
         resume_dir: where a killed analysis continues from.
 
     Returns:
-        ``divergence``: a row a read with ``js_token`` (mean over tokens) and ``js_mean`` (of the
-        token-averaged routes).
+        ``divergence``: a row a pair of routes with ``js_token`` (mean over tokens) and ``js_mean``
+        (of the token-averaged routes). The flag ``norm_rectified`` marks pairs of signed weights or
+        of components, which are compared by norms.
 
     Raises:
         AnalysisError: no two routes over the same sources; checkpoints of different shapes.
     """
-    pairs = _pairs(model, other)
+    pairs = _pairs(model, other, over)
     data = opened(data)
     windows = open_windows(
         model,
@@ -117,11 +112,11 @@ def divergence(
         max_tokens_per_document=max_tokens_per_document,
     )
     passes: dict[str, Any] = {"progress": progress, "resume_dir": resume_dir}
-    sums = _measure(model, other, windows, pairs, "divergence", passes)
+    sums = _measure(model, other, windows, pairs, over, "divergence", passes)
     initial = None
     if baseline and other is None:
         fresh, _ = initial_model(model)
-        initial = _measure(fresh, None, windows, pairs, "divergence-init", passes)
+        initial = _measure(fresh, None, windows, pairs, over, "divergence-init", passes)
         del fresh
     options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
     facts: dict[str, Any] = (
@@ -133,8 +128,8 @@ def divergence(
         "divergence",
         _table(pairs, sums, initial, base, windows.n_documents, options),
         provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data), **facts),
-        _summary(pairs, sums, base, windows.n_documents, options),
-        [_bound(base), *_NOTES, *split_notes(windows)],
+        {"over": over, **_summary(pairs, sums, base, windows.n_documents, options)},
+        [_bound(base), *_NOTES, *_rectified_notes(pairs), *split_notes(windows)],
     )
 
 
@@ -144,6 +139,15 @@ _NOTES = (
     "Reads of a single source are 0 by definition and left out of the means in the summary.",
     "Special tokens and the first token of each context are excluded.",
 )
+
+
+def _rectified_notes(pairs: Sequence[Pair]) -> list[str]:
+    if not any(pair.rectified for pair in pairs):
+        return []
+    return [
+        "Flag norm_rectified: compared by |w| ||X|| over the sources X (or the components) of a "
+        "token, normalised; the sign of weights is lost."
+    ]
 
 
 def unit_of(base: float | None) -> str:
@@ -169,87 +173,29 @@ def _bound(base: float | None) -> str:
     )
 
 
-def _pairs(model: Decoder, other: Decoder | None) -> list[Pair]:
-    sites = sites_of(model, kind="route", analysis="divergence")
-    if other is not None:
-        places = {(s.hook, s.sources): s for s in other.sites if s.kind == "route"}
-        theirs = {(s.hook, s.sources): s for s in sites}
-        if places.keys() != theirs.keys():
-            raise AnalysisError("divergence: other: its routes differ in place or sources")
-        if (model.cfg.d_vocab, model.cfg.n_ctx) != (other.cfg.d_vocab, other.cfg.n_ctx):
-            raise AnalysisError("divergence: other: its d_vocab or n_ctx differs")
-        return [Pair(site, places[site.hook, site.sources]) for site in sites]
-    pairs = [
-        Pair(first, second)
-        for index, first in enumerate(sites)
-        for second in sites[index + 1 :]
-        if (first.layer, first.sublayer, first.sources)
-        == (second.layer, second.sublayer, second.sources)
-    ]
-    if not pairs:
-        raise AnalysisError(
-            f"divergence: no read of this model ({model.cfg.variant}) has two routes over the "
-            "same sources; give a second checkpoint as other"
-        )
-    return pairs
+def _pairs(model: Decoder, other: Decoder | None, over: str) -> list[Pair]:
+    if over not in OVER:
+        raise AnalysisError(f"divergence: over: {over!r} is not one of {', '.join(OVER)}")
+    of = pairs_over_sources if over == "sources" else pairs_over_sublayers
+    return of(model, other)
 
 
-class RoutePairs:
-    """Divergences of pairs of routes and the sums of both, where both are distributions."""
-
-    needs_nll = False
-
-    def __init__(self, pairs: Sequence[Pair], n_groups: int) -> None:
-        self.first = [pair.first.hook for pair in pairs]
-        self.second = [pair.second.hook for pair in pairs]
-        self.hooks: dict[str, Transform | None] = dict.fromkeys((*self.first, *self.second))
-        widths = [len(pair.first.sources) for pair in pairs]
-        self.site_of = np.repeat(np.arange(len(pairs)), widths)
-        shapes: dict[str, tuple[int, ...]] = {
-            name: (len(pairs),) for name in ("n", "undefined", "js")
-        }
-        shapes |= {name: (sum(widths),) for name in ("first", "second")}
-        self.sums = GroupSums(n_groups, shapes)
-        self.accumulators: Mapping[str, Accumulator] = {"sums": self.sums}
-        self.identity: dict[str, Any] = {
-            "reducer": "route pairs",
-            "hooks": [self.first, self.second],
-            "groups": n_groups,
-        }
-
-    def update(self, seen: Observed) -> None:
-        """Add one batch of one model."""
-        self.compare(seen, seen.captured)
-
-    def compare(self, seen: Observed, theirs: Mapping[str, Tensor]) -> None:
-        """Add one batch: the first routes of ``seen``, the second ones of ``theirs``."""
-        p, q = concatenated(seen.captured, self.first), concatenated(theirs, self.second)
-        member = torch.from_numpy(membership(self.site_of)).to(p)
-        column = torch.from_numpy(self.site_of).to(p.device)
-        kept = kept_tokens(seen.batch)[..., None]
-        sums = [r.nan_to_num(0.0, 0.0, 0.0) @ member for r in (p, q)]
-        proper = ((p >= 0) & (q >= 0) & p.isfinite() & q.isfinite()).double() @ member
-        defined = (proper == member.sum(0)) & (sums[0] > 0) & (sums[1] > 0)
-        counted = defined & kept
-        here = counted[..., column]
-        p, q = (
-            torch.where(here, r / total[..., column], 0.0)
-            for r, total in zip((p, q), sums, strict=True)
-        )
-        self.sums.add(
-            seen.groups,
-            n=counted.sum(1),
-            undefined=(kept & ~defined).sum(1),
-            js=(_divergence_terms(p, q) @ member).clamp(0.0, math.log(2)).sum(1),
-            first=p.sum(1),
-            second=q.sum(1),
-        )
-
-
-def _divergence_terms(p: Tensor, q: Tensor) -> Tensor:
-    """What each source adds to the divergence in nats; 0 where neither route has weight."""
-    middle = ((p + q) / 2).clamp_min(torch.finfo(torch.float64).tiny)
-    return (torch.xlogy(p, p / middle) + torch.xlogy(q, q / middle)) / 2
+def _reducer(
+    model: Decoder, other: Decoder | None, pairs: Sequence[Pair], over: str, n_groups: int
+) -> RoutePairs:
+    """What adds up the divergences of the pairs in a pass over one model, or over two."""
+    if over == "sublayers":
+        first = ComponentSizes(model)
+        second = first if other is None else ComponentSizes(other)
+        width = 1 + 2 * model.cfg.n_layers
+        return RoutePairs(pairs, first, second, [width] * len(pairs), n_groups)
+    sides = [[side for side in pair[:2] if isinstance(side, AccessSite)] for pair in pairs]
+    widths = [len(site.sources) for site, _ in sides]
+    if other is None:
+        weights = SourceWeights(model, [site for pair in sides for site in pair])
+        return RoutePairs(pairs, weights, weights, widths, n_groups)
+    mine, theirs = (SourceWeights(m, [p[k] for p in sides]) for k, m in enumerate((model, other)))
+    return RoutePairs(pairs, mine, theirs, widths, n_groups)
 
 
 def _measure(
@@ -257,10 +203,11 @@ def _measure(
     other: Decoder | None,
     windows: Windows,
     pairs: Sequence[Pair],
+    over: str,
     label: str,
     passes: dict[str, Any],
 ) -> RoutePairs:
-    reducer = RoutePairs(pairs, n_groups(windows))
+    reducer = _reducer(model, other, pairs, over, n_groups(windows))
     if other is None:
         run(model, windows, [reducer], label=label, **passes)
         return reducer
@@ -268,8 +215,10 @@ def _measure(
         refuse_foreign_hooks(other)
 
     def step_over(batch: Any, groups: np.ndarray) -> None:
-        mine = observe(model, batch, reducer.first)
-        theirs = observe(other, batch, reducer.second)
+        mine, theirs = (
+            observe(each, batch, measure.points)
+            for each, measure in zip((model, other), reducer.measures, strict=True)
+        )
         reducer.compare(Observed(mine, batch, groups, None), theirs)
 
     fold(
@@ -314,33 +263,30 @@ def _table(
     columns |= interval_columns("js_mean", averaged)
     if initial is not None:
         before = initial.sums
-        columns["js_token_init"] = before["js"].sum(0) * unit / before["n"].sum(0)
+        columns["js_token_init"] = divide(before["js"].sum(0) * unit, before["n"].sum(0))
         columns["js_mean_init"] = of_means(before["first"].sum(0), before["second"].sum(0))
-    single = np.array(["single_source" if len(p.first.sources) == 1 else "" for p in pairs])
+    single = np.where([pair.n_weights == 1 for pair in pairs], "single_source", "")
+    by_norm = np.where([pair.rectified for pair in pairs], "norm_rectified", "")
     return pd.DataFrame(
         {
-            "site": [_read_name(pair) for pair in pairs],
+            "site": [pair.site for pair in pairs],
             "layer": [pair.first.layer for pair in pairs],
-            "sublayer": [pair.first.sublayer for pair in pairs],
+            "sublayer": [pair.sublayers for pair in pairs],
             "role": [pair.roles for pair in pairs],
+            "comparison": [pair.comparison for pair in pairs],
             "measure": "jensen_shannon_divergence",
             "base": "e" if base is None else f"{base:g}",
             **columns,
-            "n_sources": [len(pair.first.sources) for pair in pairs],
+            "n_sources": [pair.n_weights for pair in pairs],
             "n_undefined": sums["undefined"].sum(axis=0).astype(int),
             "n_documents": documents_in(sums["n"], n_documents),
             "n_tokens": sums["n"].sum(axis=0),
             "flags": join_marks(
-                single, flag_column({"js_token": token.flags, "js_mean": averaged.flags})
+                join_marks(single, by_norm),
+                flag_column({"js_token": token.flags, "js_mean": averaged.flags}),
             ),
         }
     )
-
-
-def _read_name(pair: Pair) -> str:
-    """``L3.attn``: the read that both routes belong to; a site's own name if they are one."""
-    site = pair.first
-    return site.name if site.role == pair.second.role else f"L{site.layer}.{site.sublayer}"
 
 
 def _summary(
@@ -350,7 +296,7 @@ def _summary(
     n_documents: int,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    several = np.array([len(pair.first.sources) > 1 for pair in pairs])
+    several = np.array([pair.n_weights > 1 for pair in pairs])
     unit = _per_nat(base)
     sums = measured.sums
     summary: dict[str, Any] = {

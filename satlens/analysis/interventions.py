@@ -26,6 +26,7 @@ from satlens.analysis.reducers import SiteMeans
 from satlens.analysis.stream import Progress, current_batch, run
 from satlens.data.tokenizers import special_ids
 from satlens.errors import AnalysisError, HookError
+from satlens.models.cache import KVCache
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 
@@ -42,6 +43,8 @@ class Tokens:
     """(B, T) ids."""
     valid: Tensor | None = None
     """(B, T) real, non-special tokens."""
+    start: int = 0
+    """Position of the first of them: those before it are in a cache."""
 
     def __init__(self, special: frozenset[int] = frozenset()) -> None:
         self.special = torch.tensor(sorted(special), dtype=torch.int64)
@@ -57,15 +60,17 @@ class Intervention:
     """What it applies to."""
     name: ClassVar[str]
     """Its name in tables."""
+    target: ClassVar[str]
+    """What kind of site it needs, for errors."""
     causal: ClassVar[bool] = True
-    """Whether a token's weight depends on earlier tokens only."""
+    """Whether a token's weight depends on earlier tokens only; others cannot run with a cache."""
 
     layer: int | Sequence[int] | None = None
     """Layers that take; n_layers is the output read."""
     role: str | Sequence[str] | None = None
-    """Roles: v of gates; qk, v or shared of routes."""
+    """Roles: v of gates; shared, qk, q, k, v or r of routes."""
     sublayer: str | Sequence[str] | None = None
-    """Sublayers that take: attn, mlp, out."""
+    """Sublayers that take: attn, mlp, depth (after a layer), out."""
 
     def sites(self, model: Decoder) -> list[AccessSite]:
         """The sites it names.
@@ -74,10 +79,10 @@ class Intervention:
             HookError: a layer, role or sublayer without such a site, naming those that have one.
             AnalysisError: the model has no sites of this kind at all.
         """
-        found = [site for site in model.sites if site.kind == self.kind]
+        found = [site for site in model.sites if self.fits(site)]
         if not found:
             raise AnalysisError(
-                f"{type(self).__name__}: this model ({model.cfg.variant}) has no {self.kind}s"
+                f"{type(self).__name__}: this model ({model.cfg.variant}) has no {self.target}"
             )
         for axis in ("layer", "role", "sublayer"):
             wanted = _chosen(getattr(self, axis))
@@ -93,11 +98,25 @@ class Intervention:
             found = [site for site in found if getattr(site, axis) in wanted]
         return found
 
+    @classmethod
+    def fits(cls, site: AccessSite) -> bool:
+        """Whether it means something at a site."""
+        return site.kind == cls.kind
+
     def hooks(self, model: Decoder, running: Tokens) -> list[tuple[str, HookFunction]]:
         """(hook point, function) of every site it names."""
-        return [
+        return self._identified(
             (site.hook, partial(self._at, site=site, running=running)) for site in self.sites(model)
-        ]
+        )
+
+    def _identified(
+        self, hooks: Iterable[tuple[str, HookFunction]]
+    ) -> list[tuple[str, HookFunction]]:
+        """Hooks that a cache knows again when the same intervention is installed anew."""
+        marked, identity = list(hooks), (type(self), self.identity)
+        for _, function in marked:
+            function.hook_identity = identity  # type: ignore[attr-defined]
+        return marked
 
     def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
         """New weights (B, T, n) for all of a site; the caller's are not written to."""
@@ -121,6 +140,7 @@ class GateIntervention(Intervention):
     """Base of interventions on gates, which also have heads."""
 
     kind = "gate"
+    target = "gates"
 
     head: int | Sequence[int] | None = None
     """KV heads."""
@@ -240,16 +260,35 @@ class RouteIntervention(Intervention):
     """Base of interventions on routes."""
 
     kind = "route"
+    target = "routes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class UniformRoute(RouteIntervention):
-    """Read every source with the same weight, 1 / n."""
+    """Read every source with the same weight: 1 / n, or the mean of a token's weights where they
+    are no distribution, so that their sum stays."""
 
     name = "uniform"
 
     def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
-        return torch.full_like(weights, 1.0 / weights.shape[-1])
+        if site.support == "simplex":
+            return torch.full_like(weights, 1.0 / weights.shape[-1])
+        return weights.mean(-1, keepdim=True).expand_as(weights).contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroRoute(RouteIntervention):
+    """Take nothing: of a mixture that is added to a residual stream, the residual stays."""
+
+    name = "zero"
+    target = "routes that are added to a residual stream"
+
+    @classmethod
+    def fits(cls, site: AccessSite) -> bool:
+        return super().fits(site) and site.base == "residual"
+
+    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
+        return torch.zeros_like(weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +333,7 @@ class TieValueRoute(RouteIntervention):
                 (qk.hook, partial(_remember, into=kept)),
                 (site.hook, partial(_recall, source=kept, hook_name=qk.hook)),
             ]
-        return pairs
+        return self._identified(pairs)
 
 
 def tied_sites(model: Decoder) -> list[AccessSite]:
@@ -382,14 +421,21 @@ def _mean_of(intervention: Intervention, means: Means, site: AccessSite, like: T
 def intervene(model: Decoder, *interventions: Intervention) -> Iterator[Decoder]:
     """Apply interventions to every forward pass inside the context, in the order given.
 
+    A model generates under them as under one full pass over the final sequence. A cache stays with
+    the interventions it was begun under.
+
     Raises:
-        HookError: a layer, head, role or sublayer that the model does not have.
+        HookError: a layer, head, role or sublayer that the model does not have; inside the context,
+            a pass with a cache under an intervention that is not causal, or under others than the
+            cache was begun with.
         AnalysisError: an intervention on gates or routes of a model without any.
     """
     special = frozenset() if model.tokenizer is None else special_ids(model.tokenizer)
     running = Tokens(special)
     hooks = [hook for one in interventions for hook in one.hooks(model, running)]
-    handle = model.register_forward_pre_hook(partial(_note, running), with_kwargs=True)
+    acausal = [type(one).__name__ for one in interventions if not one.causal]
+    note = partial(_note, running, acausal)
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         with model.hooks(hooks):
             yield model
@@ -397,9 +443,22 @@ def intervene(model: Decoder, *interventions: Intervention) -> Iterator[Decoder]
         handle.remove()
 
 
-def _note(running: Tokens, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _note(
+    running: Tokens,
+    acausal: Sequence[str],
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
     """Before each forward: which tokens it reads and which of them are real."""
-    running.tokens = args[0] if args else kwargs.get("tokens")
+    past = kwargs.get("past")
+    if past is not None and acausal:
+        raise HookError(f"{acausal[0]}: it reads later tokens, so it cannot run with a cache")
+    tokens = args[0] if args else kwargs.get("tokens")
+    if tokens is not None and not isinstance(tokens, Tensor):
+        tokens = model.to_tokens(tokens)
+    running.tokens = tokens
+    running.start = len(past) if isinstance(past, KVCache) else 0
     running.permutations.clear()
     batch = current_batch()
     if running.tokens is None:

@@ -18,10 +18,10 @@ from satlens.analysis.inputs import concatenated
 from satlens.analysis.stream import Observed, Transform, kept_tokens
 from satlens.models.sites import AccessSite
 
-FAMILIES = ("embedding", "blocks", "partial")
+FAMILIES = ("embedding", "blocks", "partial", "states", "streams")
 SUM_TOLERANCE = 1e-4
 """How far from 1 the weights of a distribution may add up."""
-_FAMILY = {"embedding": 0, "block": 1, "partial": 2}
+_FAMILY = {"embedding": 0, "block": 1, "partial": 2, "cumulative": 3, "stream": 4}
 
 
 class GateStatistics:
@@ -181,7 +181,7 @@ def membership(site_of: np.ndarray) -> np.ndarray:
 
 
 def family_mass(sites: Sequence[AccessSite]) -> np.ndarray:
-    """(n, 3, S): weights (..., n) times this are the mass of each family of FAMILIES."""
+    """(n, 5, S): weights (..., n) times this are the mass of each family of FAMILIES."""
     rows = np.zeros((sum(len(site.sources) for site in sites), len(FAMILIES), len(sites)))
     column = 0
     for index, site in enumerate(sites):
@@ -194,14 +194,16 @@ def family_mass(sites: Sequence[AccessSite]) -> np.ndarray:
 def depth_distance(sites: Sequence[AccessSite]) -> np.ndarray:
     """(n, S): weights times this are the mean distance, in sublayers, from reader to source.
 
-    A source lies at the mean index of the sublayers that it sums; the embedding at -1.
+    A source lies at the mean index of the sublayers that it sums; the embedding at -1. NaN at sites
+    whose weights are no distribution or whose sources are mixtures themselves, which have no depth.
     """
     rows = np.zeros((sum(len(site.sources) for site in sites), len(sites)))
     column = 0
     for index, site in enumerate(sites):
         reader = 2 * site.layer + (site.sublayer == "mlp")
+        mixed = site.support != "simplex" or not all(s.sublayers for s in site.sources)
         for source in site.sources:
-            rows[column, index] = reader - np.mean(source.sublayers)
+            rows[column, index] = np.nan if mixed else reader - np.mean(source.sublayers)
             column += 1
     return rows
 

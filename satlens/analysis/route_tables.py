@@ -1,15 +1,16 @@
 """The tables and the summary of routes in :func:`satlens.analysis.sparsity.sparsity`.
 
-Shapes: G document groups, S reads, n sources of all reads side by side.
+Shapes: G document groups, S reads, R reads of signed weights, n sources of all reads side by side.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from satlens.analysis.bootstrap import ROUNDING
 from satlens.analysis.inputs import (
     documents_in,
     interval_columns,
@@ -17,6 +18,7 @@ from satlens.analysis.inputs import (
     interval_summary,
     route_cells,
 )
+from satlens.analysis.rectified import RectifiedRoutes
 from satlens.analysis.reducers import (
     FAMILIES,
     RouteStatistics,
@@ -26,6 +28,15 @@ from satlens.analysis.reducers import (
 )
 from satlens.analysis.result import join_marks
 from satlens.analysis.stats import divide, function_interval, ratio_interval
+from satlens.models.sites import EMBEDDING
+
+
+class Routes(NamedTuple):
+    """What a pass added up about routes."""
+
+    weights: RouteStatistics
+    rectified: RectifiedRoutes | None
+    """Of the reads whose weights are signed; None without any."""
 
 
 def _route_ratios(routes: RouteStatistics) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -44,8 +55,28 @@ def _route_ratios(routes: RouteStatistics) -> dict[str, tuple[np.ndarray, np.nda
     for index, name in enumerate(FAMILIES):
         has = family_mass(sites)[:, index].any(axis=0)
         ratios[f"mass_{name}"] = (mass[index], np.where(has, n, 0.0))
-    ratios["depth_distance"] = (weight @ depth_distance(sites), n)
+    distance = depth_distance(sites)
+    has = np.isfinite(distance).all(axis=0)
+    ratios["depth_distance"] = (weight @ np.nan_to_num(distance), np.where(has, n, 0.0))
     return ratios
+
+
+_RECTIFIED = {"norm_effective_sources": "effective", "negative_norm_share": "negative"}
+
+
+def _rectified_ratios(routes: Routes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The same of |w_j| ||X_j||, (G, S); 0 / 0 at reads whose weights are not signed."""
+    n_groups, n_sites = routes.weights.sums["n"].shape
+    ratios = {name: np.zeros((2, n_groups, n_sites)) for name in _RECTIFIED}
+    if routes.rectified is not None:
+        sums = routes.rectified.sums
+        for name, key in _RECTIFIED.items():
+            ratios[name][:, :, routes.weights.signed] = sums[key], sums["n"]
+    return {name: (pair[0], pair[1]) for name, pair in ratios.items()}
+
+
+def _ratios(routes: Routes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return {**_route_ratios(routes.weights), **_rectified_ratios(routes)}
 
 
 def _token_variance(routes: RouteStatistics, weight: Any, squares: Any, n: Any) -> np.ndarray:
@@ -57,61 +88,83 @@ def _token_variance(routes: RouteStatistics, weight: Any, squares: Any, n: Any) 
     return np.nan_to_num(variance) @ member + np.where(n > 0, 0.0, np.nan)
 
 
-def _route_points(routes: RouteStatistics) -> dict[str, np.ndarray]:
-    points = {name: divide(a.sum(0), b.sum(0)) for name, (a, b) in _route_ratios(routes).items()}
-    sums = (routes.sums[name].sum(axis=0) for name in ("weight", "squares", "n"))
-    return {**points, "token_variance": _token_variance(routes, *sums)}
+def _route_points(routes: Routes) -> dict[str, np.ndarray]:
+    points = {name: divide(a.sum(0), b.sum(0)) for name, (a, b) in _ratios(routes).items()}
+    sums = (routes.weights.sums[name].sum(axis=0) for name in ("weight", "squares", "n"))
+    return {**points, "token_variance": _token_variance(routes.weights, *sums)}
 
 
 def route_table(
-    routes: RouteStatistics,
-    initial: RouteStatistics | None,
-    n_documents: int,
-    options: dict[str, Any],
+    routes: Routes, initial: Routes | None, n_documents: int, options: dict[str, Any]
 ) -> pd.DataFrame:
     """A row a read; statistics of the untrained model beside them if ``initial`` is given."""
-    ratios, sums = _route_ratios(routes), routes.sums
+    ratios, weights = _ratios(routes), routes.weights
+    sums, sites = weights.sums, weights.sites
     pairs = [np.stack(side, axis=1) for side in zip(*ratios.values(), strict=True)]
     interval = ratio_interval(*pairs, **options)
     spread = function_interval(
-        lambda weight, squares, n: _token_variance(routes, weight, squares, n),
+        lambda weight, squares, n: _token_variance(weights, weight, squares, n),
         *(sums[name] for name in ("weight", "squares", "n")),
         weights=sums["n"],
         **options,
     )
-    columns: dict[str, Any] = {"n_sources": [len(site.sources) for site in routes.sites]}
+    columns: dict[str, Any] = {"n_sources": [len(site.sources) for site in sites]}
     for index, name in enumerate(ratios):
         columns |= interval_columns(name, interval, index)
     columns |= interval_columns("token_variance", spread)
     if initial is not None:
         columns |= {f"{name}_init": value for name, value in _route_points(initial).items()}
-    single = np.array(["single_source" if len(s.sources) == 1 else "" for s in routes.sites])
-    effective = list(ratios).index("effective_sources")
-    return route_cells(routes.sites).assign(
+    # What flags an interval has where it exists: by entropy, or by norms where weights are signed.
+    by_norm, by_weight = (
+        interval.flags[list(ratios).index(name)]
+        for name in ("norm_effective_sources", "effective_sources")
+    )
+    flags = np.where(weights.signed, by_norm, by_weight)
+    return route_cells(sites).assign(
         **columns,
         n_undefined=sums["undefined"].sum(axis=0),
+        n_norm_undefined=_norm_undefined(routes),
         n_documents=documents_in(sums["n"], n_documents),
         n_tokens=sums["n"].sum(axis=0),
-        flags=join_marks(single, interval.flags[effective]),
+        flags=join_marks(_marks(weights), flags),
     )
 
 
-def route_summary(
-    routes: RouteStatistics, n_documents: int, options: dict[str, Any]
-) -> dict[str, Any]:
+def _norm_undefined(routes: Routes) -> np.ndarray:
+    """(S,) tokens without norm shares where weights are signed, as when all weights are zero."""
+    counts = np.zeros(len(routes.weights.sites))
+    if routes.rectified is not None:
+        counts[routes.weights.signed] = routes.rectified.sums["undefined"].sum(axis=0)
+    return counts
+
+
+def _marks(routes: RouteStatistics) -> np.ndarray:
+    """(S,) what to know about a read's weights."""
+    sites = routes.sites
+    alone = np.where([len(site.sources) == 1 for site in sites], "single_source", "")
+    signed = np.where(routes.signed, "signed", "")
+    static = np.where([not site.per_token for site in sites], "static", "")
+    return join_marks(join_marks(alone, signed), static)
+
+
+def route_summary(routes: Routes, n_documents: int, options: dict[str, Any]) -> dict[str, Any]:
     """Statistics over all reads of several sources."""
-    several = np.array([len(site.sources) > 1 for site in routes.sites])
+    weights = routes.weights
+    several = np.array([len(site.sources) > 1 for site in weights.sites])
     intervals = {
         name: ratio_interval(a[:, several].sum(axis=1), b[:, several].sum(axis=1), **options)
-        for name, (a, b) in _route_ratios(routes).items()
+        for name, (a, b) in _ratios(routes).items()
     }
     return {
         "overall": {name: interval_summary(interval) for name, interval in intervals.items()},
-        "n_reads": len(routes.sites),
+        "n_reads": len(weights.sites),
         "n_single_source": int((~several).sum()),
-        "n_undefined": int(routes.sums["undefined"].sum()),
-        "embedding_weight": _embedding_weight(routes),
-        "first_token": _first_token(routes, several),
+        "n_signed": int(weights.signed.sum()),
+        "n_static": sum(not site.per_token for site in weights.sites),
+        "n_undefined": int(weights.sums["undefined"].sum()),
+        "n_norm_undefined": int(_norm_undefined(routes).sum()),
+        "embedding_weight": _embedding_weight(weights),
+        "first_token": _first_token(weights, several),
         "interval": interval_protocol(intervals["mass_embedding"], n_documents),
     }
 
@@ -130,11 +183,13 @@ def _first_token(routes: RouteStatistics, several: np.ndarray) -> dict[str, Any]
 
 def _embedding_weight(routes: RouteStatistics) -> dict[str, float]:
     """Weight of the embedding in reads of several sources: mean, deviation over a read's tokens."""
-    columns = np.flatnonzero(np.diff(routes.site_of, prepend=-1))  # the embedding comes first
-    several = np.bincount(routes.site_of) > 1
-    total, squares = (routes.sums[k].sum(axis=0)[columns][several] for k in ("weight", "squares"))
-    n = routes.sums["n"].sum(axis=0)[several]
-    within = np.maximum(squares - np.nan_to_num(divide(total**2, n)), 0.0)
+    sources = [source for site in routes.sites for source in site.sources]
+    several = np.bincount(routes.site_of)[routes.site_of] > 1
+    columns = np.flatnonzero([source == EMBEDDING for source in sources] & several)
+    total, squares = (routes.sums[k].sum(axis=0)[columns] for k in ("weight", "squares"))
+    n = routes.sums["n"].sum(axis=0)[routes.site_of[columns]]
+    within = squares - np.nan_to_num(divide(total**2, n))
+    within[within <= ROUNDING * squares] = 0.0
     return {
         "mean": float(divide(total.sum(), n.sum())),
         "sd_within_read": float(np.sqrt(divide(within.sum(), n.sum()))),
@@ -142,22 +197,21 @@ def _embedding_weight(routes: RouteStatistics) -> dict[str, float]:
 
 
 def source_table(
-    routes: RouteStatistics,
-    initial: RouteStatistics | None,
-    n_documents: int,
-    options: dict[str, Any],
+    routes: Routes, initial: Routes | None, n_documents: int, options: dict[str, Any]
 ) -> pd.DataFrame:
-    """A row a (read, source): its mean weight."""
-    place = routes.site_of
-    n = routes.sums["n"][:, place]
-    interval = ratio_interval(routes.sums["weight"], n, **options)
-    sources = [(index, source) for s in routes.sites for index, source in enumerate(s.sources)]
-    table = route_cells(routes.sites).iloc[place].reset_index(drop=True)
+    """A row a (read, source): its mean weight, and its norm share where weights are signed."""
+    weights = routes.weights
+    place = weights.site_of
+    n = weights.sums["n"][:, place]
+    interval = ratio_interval(weights.sums["weight"], n, **options)
+    sources = [(index, source) for s in weights.sites for index, source in enumerate(s.sources)]
+    table = route_cells(weights.sites).iloc[place].reset_index(drop=True)
     columns: dict[str, Any] = interval_columns("weight", interval)
     if initial is not None:
-        before = initial.sums
+        before = initial.weights.sums
         totals = before["weight"].sum(axis=0), before["n"].sum(axis=0)[place]
         columns["weight_init"] = divide(*totals)
+    columns |= _norm_shares(routes, initial, options)
     return table.drop(columns=["kind", "head"]).assign(
         source=[source.label for _, source in sources],
         source_kind=[source.kind for _, source in sources],
@@ -167,3 +221,26 @@ def source_table(
         n_tokens=n.sum(axis=0),
         flags=interval.flags,
     )
+
+
+def _norm_shares(
+    routes: Routes, initial: Routes | None, options: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Columns (n,) of each source's share of |w_j| ||X_j||, NaN where weights are not signed."""
+    if routes.rectified is None:
+        return {}
+    signed = routes.weights.signed[routes.weights.site_of]
+    columns: dict[str, np.ndarray] = {}
+    for key in ("share", "signed_share"):
+        found = routes.rectified
+        name = key.replace("share", "norm_share")
+        n = found.sums["n"][:, found.site_of]
+        parts = interval_columns(name, ratio_interval(found.sums[key], n, **options))
+        if initial is not None and initial.rectified is not None:
+            sums = initial.rectified.sums
+            counts = sums["n"].sum(axis=0)[found.site_of]
+            parts[f"{name}_init"] = divide(sums[key].sum(axis=0), counts)
+        for column, values in parts.items():
+            columns[column] = np.full(len(signed), np.nan)
+            columns[column][signed] = values
+    return columns

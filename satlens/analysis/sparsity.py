@@ -28,12 +28,13 @@ from satlens.analysis.inputs import (
     split_notes,
     tokenizer_of,
 )
+from satlens.analysis.rectified import RectifiedRoutes
 from satlens.analysis.reducers import (
     GateStatistics,
     RouteStatistics,
 )
 from satlens.analysis.result import Result, flag_column, join_marks
-from satlens.analysis.route_tables import route_summary, route_table, source_table
+from satlens.analysis.route_tables import Routes, route_summary, route_table, source_table
 from satlens.analysis.stats import (
     N_RESAMPLES,
     VARIANCE_PARTS,
@@ -56,7 +57,7 @@ class Statistics(NamedTuple):
     """What one pass over one model gave; None for a kind of site it does not have."""
 
     gates: GateStatistics | None
-    routes: RouteStatistics | None
+    routes: Routes | None
 
 
 def sparsity(
@@ -127,7 +128,8 @@ def sparsity(
         attached.append(
             Result("route_weights", weights, source, notes=[_NOTES[0]], keys=("source_index",))
         )
-    notes = [*_NOTES, *split_notes(windows)]
+    mixed = any(site.support == "signed" for site in sites if site.kind == "route")
+    notes = [*_NOTES, *(_SIGNED_NOTES if mixed else ()), *split_notes(windows)]
     table = pd.concat(parts, ignore_index=True)
     for name in ("dead", "dead_init"):
         if name in table:
@@ -149,6 +151,12 @@ _NOTES = (
     "A source's depth is the mean index of the sublayers it sums, the embedding's -1; distances "
     "are in sublayers.",
 )
+_SIGNED_NOTES = (
+    "Signed weights (flag signed) are no distribution and have no entropy. Norm shares are those "
+    "of |w| ||X|| over a read's sources X, per token; signed_norm_share has the sign of w.",
+    "States after layers and parallel streams are mixtures of what earlier sublayers added: what a "
+    "read has of each sublayer is in the analysis routes.",
+)
 
 
 def _pass(
@@ -162,13 +170,14 @@ def _pass(
     groups = n_groups(windows)
     gates = [site for site in sites if site.kind == "gate"]
     routes = [site for site in sites if site.kind == "route"]
-    found = Statistics(
-        GateStatistics(gates, groups, thresholds) if gates else None,
-        RouteStatistics(routes, groups) if routes else None,
-    )
-    reducers: list[Reducer] = [reducer for reducer in found if reducer is not None]
+    signed = [site for site in routes if site.support == "signed"]
+    gate = GateStatistics(gates, groups, thresholds) if gates else None
+    weights = RouteStatistics(routes, groups) if routes else None
+    by_norm = RectifiedRoutes(model, signed, groups) if signed else None
+    found: list[Reducer | None] = [gate, weights, by_norm]
+    reducers = [reducer for reducer in found if reducer is not None]
     run(model, windows, reducers, label=label, **passes)
-    return found
+    return Statistics(gate, None if weights is None else Routes(weights, by_norm))
 
 
 # -- gates -----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from satlens.checkpoints.files import (
     CONFIG,
     TOKENIZER,
     TRAINING,
+    has_weights,
     json_bytes,
     new_folder,
     read_json,
@@ -65,7 +66,9 @@ def load(
     folder = locate(path)
     config_file = folder / CONFIG
     config = read_json(config_file)
-    layout = layout_of(config, str(config_file))
+    layout = layout_of(config, str(config_file), value_residual)
+    if not Path(path).exists() and not has_weights(folder):
+        raise CheckpointError(f"{path}: has no safetensors weights; others are not fetched")
     weights = weight_files(folder)
     cfg = layout.model_config(config, str(config_file), value_residual)
     hashes = verify(folder, weights) if layout.has_manifest else {}
@@ -97,7 +100,8 @@ def save(
     Args:
         path: the folder to make.
         training: what is known of the training (steps, tokens, identity of data and code).
-        layout: ``satlens``, ``satformer_repo`` or ``fla``.
+        layout: ``satlens``, ``satformer_repo``, ``fla``, ``hf_llama``, ``hf_qwen3``,
+            ``resformer_release``, ``muddformer_release`` or ``attnres_community``.
         replace: swap a checkpoint that is already there for the new one.
 
     Returns:

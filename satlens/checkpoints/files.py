@@ -84,6 +84,11 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a checkpoint folder holds any file of weights that :func:`weight_files` knows."""
+    return any((folder / name).exists() for name in (WEIGHTS, INDEX, TORCH_WEIGHTS))
+
+
 def _weight_map(index: Path) -> dict[str, str]:
     entries = read_json(index).get("weight_map")
     if not isinstance(entries, dict) or not entries:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from satlens.checkpoints.files import CONFIG
+from satlens.checkpoints.zoo import PREFIX, zoo_entry
 from satlens.errors import CheckpointError
 
 # Nothing that could run: no .bin, no .py.
@@ -14,7 +15,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def locate(path: str | Path) -> Path:
-    """The local folder of a checkpoint, fetched from the Hugging Face hub for ``org/name``.
+    """The local folder of a checkpoint: given, of the zoo (``tiny/name``), or fetched from the
+    Hugging Face hub (``org/name``).
 
     Raises:
         CheckpointError: no such folder, a file, or a download that failed.
@@ -28,6 +30,8 @@ def locate(path: str | Path) -> Path:
         return folder
     if folder.exists():
         raise CheckpointError(f"{folder}: is a file; a checkpoint is a folder with {CONFIG}")
+    if isinstance(path, str) and path.startswith(PREFIX):
+        return zoo_entry(path)
     if isinstance(path, str) and _HUB_ID.fullmatch(path):
         return _download(path)
     raise CheckpointError(f"{folder}: no such checkpoint folder")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 # Importing a module registers its commands, in the order of the help page.
-from satlens.cli import analyses, models, studies  # noqa: F401
+from satlens.cli import analyses, checkpoints, generate, models, studies  # noqa: F401
 from satlens.cli.options import app
 from satlens.errors import SatlensError
 

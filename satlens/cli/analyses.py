@@ -102,6 +102,13 @@ def divergence(
     other: Annotated[
         str | None, typer.Option(help="Compare the same routes with this checkpoint's instead.")
     ] = None,
+    over: Annotated[
+        str,
+        typer.Option(
+            help="sources: routes over the same sources. sublayers: effective routes, by which any "
+            "two reads compare."
+        ),
+    ] = "sources",
     split: Split = "test",
     out: Out = None,
     batch_size: BatchSize = 8,
@@ -114,9 +121,33 @@ def divergence(
 ) -> None:
     """Jensen-Shannon divergence, in nats, between the routes of queries/keys and of values."""
     options = slice_options(split, batch_size, max_tokens, max_documents, resume)
+    options["over"] = over
     if other is not None:
         options["other"] = load(other, value_residual, device)
     analyse("divergence", checkpoint, data, out, as_json, value_residual, device, options)
+
+
+@app.command()
+def routes(
+    checkpoint: Checkpoint,
+    data: Data,
+    split: Split = "test",
+    out: Out = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = None,
+    max_documents: MaxDocuments = None,
+    value_residual: Values = None,
+    device: Device = "cpu",
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Effective routes: what of each sublayer's own output every read receives.
+
+    The exact coefficient of each in each read, its share of the read by norm, and the untrained
+    model's. Any model; refused where components do not add up to the reads.
+    """
+    options = slice_options(split, batch_size, max_tokens, max_documents, resume)
+    analyse("routes", checkpoint, data, out, as_json, value_residual, device, options)
 
 
 @app.command()
@@ -126,8 +157,8 @@ def ablate(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            help="Repeatable. Gates: zero, mean, shuffle. Routes: uniform, mean, tie_v. "
-            "Default: all that the model has."
+            help="Repeatable. Gates: zero, mean, shuffle. Routes: uniform, mean, tie_v, and zero "
+            "where they are added to a residual stream. Default: all that the model has."
         ),
     ] = None,
     scope: Annotated[

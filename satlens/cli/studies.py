@@ -15,6 +15,10 @@ from satlens.cli.options import app
 @app.command()
 def reproduce(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (tiny) or a YAML file.")],
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(help="Repeatable: an arm of the recipe, or all; more extend a study."),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Paired seeds of every arm; more extend a study.")
     ] = None,
@@ -47,6 +51,7 @@ def reproduce(
     plan = study.make_plan(
         chosen,
         root,
+        arch=tuple(arch or ()),
         seeds=seeds,
         tokens=tokens,
         minutes=minutes,

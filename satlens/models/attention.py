@@ -1,7 +1,7 @@
 """Causal self-attention with grouped KV heads, value residuals and three exact implementations.
 
-Shapes: B batch, T position, S key position, D model width, H query heads, K KV heads, E head
-width, G = H / K.
+Shapes: B batch, T position, S key position (T after those of a cache), D model width, H query
+heads, K KV heads, E head width, G = H / K.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformer_lens.hook_points import HookPoint
 
 from satlens.config import ModelConfig
 from satlens.models.blocked import blocked_attention
+from satlens.models.cache import KVCache
 from satlens.models.layers import HeadNorm, is_hooked, isolated, rope
 from satlens.models.values import GatedValues, StaticValues, add_gated, make_values
 from satlens.models.weights import AttentionWeights
@@ -71,6 +72,8 @@ class ForwardContext(NamedTuple):
     implementation: Implementation
     shared_lambda: Tensor | None
     """(L - 1,) lambda1 of ResFormer's learnable_plus."""
+    past: KVCache | None = None
+    """Earlier positions, which each layer reads and appends to."""
 
     @property
     def eager(self) -> bool:
@@ -91,6 +94,7 @@ class Attention(AttentionWeights):
 
     def __init__(self, cfg: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         self.n_heads, self.n_kv = cfg.n_heads, cfg.n_key_value_heads
         self.d_head = cfg.d_head
         self.scale = cfg.d_head**-0.5
@@ -114,13 +118,17 @@ class Attention(AttentionWeights):
 
     # -- projections --------------------------------------------------------------------------
 
-    def project(self, reads: Reads) -> Projected:
+    def project(self, reads: Reads, few: bool = False) -> Projected:
         """Reads (B, T, D) -> q (B, T, H, E), k and v (B, T, K, E), gate rows (B, T, K).
 
-        The gate reads the same state as the values, so its rows ride on their product.
+        The gate reads the same state as the values, so its rows ride on their product, unless the
+        tokens are too ``few`` to pay for stacking the matrices.
         """
         widths = [self.n_heads * self.d_head, *[self.n_kv * self.d_head] * 2]
-        weight, bias = self._stacked_rows(reads.v.dtype)
+        if few:
+            weight, bias = self.qkv.weight, self.qkv.bias
+        else:
+            weight, bias = self._stacked_rows(reads.v.dtype)
         if weight.shape[0] > sum(widths):
             widths.append(weight.shape[0] - sum(widths))
         if reads.q is reads.k is reads.v:
@@ -137,6 +145,9 @@ class Attention(AttentionWeights):
             for (read, parts), w, b in zip(products, weights, biases, strict=True)
             for part in F.linear(read, w, b).split(parts, -1)
         )
+        if few and isinstance(self.values, GatedValues):
+            alpha = self.values.alpha
+            gate_pre = [F.linear(reads.v, alpha.weight, alpha.bias)]
         q = q.unflatten(-1, (self.n_heads, self.d_head))
         k = k.unflatten(-1, (self.n_kv, self.d_head))
         if self.q_norm is not None and self.k_norm is not None:
@@ -196,10 +207,14 @@ class Attention(AttentionWeights):
         v = isolated(self.hook_v_mixed, v)
         q, k = rope(q, k, context.cos, context.sin)
         q, k = self.hook_rot_q(q), self.hook_rot_k(k)
+        if context.past is not None:
+            k, v = context.past.append(self.layer, k, v)
         if context.eager or is_hooked(self.hook_attn_scores, self.hook_pattern):
             z = self._explicit(q, k, v, context)
-        elif context.bias is not None:
+        elif context.bias is not None and k.shape[1] == q.shape[1]:
             z = self._blocked(q, k, v, context.bias)
+        elif context.bias is not None:
+            z = self._explicit(q, k, v, context)
         else:
             z = self._fused(q, k, v, context)
         z = self.hook_z(z)
@@ -215,7 +230,8 @@ class Attention(AttentionWeights):
         group, keys_len = self.n_heads // self.n_kv, k.shape[1]
         bias = context.bias
         if bias is None:
-            bias = additive_bias(context.allowed, length, self.n_kv, group, q)
+            past = keys_len - length
+            bias = additive_bias(context.allowed, length, self.n_kv, group, q, past)
         with torch.autocast(q.device.type, enabled=False):
             stacked = q.unflatten(2, (self.n_kv, group)).permute(0, 2, 3, 1, 4)
             stacked = stacked.reshape(-1, group * length, self.d_head)
@@ -243,7 +259,8 @@ class Attention(AttentionWeights):
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=mask,
-            is_causal=mask is None,
+            # torch aligns its causal mask with the first key; one last query sees every key.
+            is_causal=mask is None and q.shape[1] > 1,
             enable_gqa=self.n_heads != self.n_kv,
         )
         return z.transpose(1, 2)
@@ -262,41 +279,46 @@ def _hooked_static(point: HookPoint, weight: Tensor, shape: torch.Size) -> Tenso
 def allowed_keys(
     length: int,
     window: int | None,
-    documents: Int[Tensor, "B T"] | None,
+    documents: Int[Tensor, "B S"] | None,
     device: torch.device,
-) -> Bool[Tensor, "batch T T"] | None:
+    past: int = 0,
+) -> Bool[Tensor, "batch T S"] | None:
     """Which keys each query sees, for each sequence or for all; None means all earlier ones.
 
     Args:
+        length: T, queries; they are at the last positions.
         window: query i sees keys i - window < j <= i.
-        documents: ids; attention stays within equal ids (padding is one more document).
+        documents: ids of all keys; attention stays within equal ids (padding is one more document).
+        past: keys before the first query. None is returned for one query or no earlier keys only.
     """
-    if documents is None and (window is None or window >= length):
+    total = past + length
+    if documents is None and (window is None or window >= total) and (length == 1 or not past):
         return None
-    position = torch.arange(length, device=device)
-    distance = position[:, None] - position
+    position = torch.arange(total, device=device)
+    distance = position[past:, None] - position
     allowed = (distance >= 0)[None]
     if window is not None:
         allowed = allowed & (distance < window)
     if documents is not None:
-        allowed = allowed & (documents[:, :, None] == documents[:, None, :])
+        allowed = allowed & (documents[:, past:, None] == documents[:, None, :])
     return allowed
 
 
 def additive_bias(
-    allowed: Tensor | None, length: int, n_kv: int, group: int, like: Tensor
+    allowed: Tensor | None, length: int, n_kv: int, group: int, like: Tensor, past: int = 0
 ) -> Tensor:
     """0 where a key is seen and -inf elsewhere, in the layout of explicit scores.
 
     Returns:
         (1 or B K, G T, S) in the dtype and on the device of ``like``.
     """
+    total = past + length
     if allowed is None:
-        allowed = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()[None]
+        allowed = torch.ones(length, total, dtype=torch.bool, device=like.device).tril(past)[None]
     bias = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
     bias = bias.masked_fill_(~allowed, float("-inf"))
     heads = 1 if len(bias) == 1 else n_kv
-    return bias[:, None, None].expand(-1, heads, group, -1, -1).reshape(-1, group * length, length)
+    return bias[:, None, None].expand(-1, heads, group, -1, -1).reshape(-1, group * length, total)
 
 
 def prefers_explicit(length: int, dtype: torch.dtype, device: torch.device) -> bool:

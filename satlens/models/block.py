@@ -17,6 +17,7 @@ from satlens.config import ModelConfig
 from satlens.models.attention import Attention, ForwardContext, Reads
 from satlens.models.layers import MLP, RMSNorm, heads_first
 from satlens.models.sites import AccessSite
+from satlens.models.sources import norms_of, source_points
 
 State = Any  # a NamedTuple of tensors, one class a stream
 
@@ -61,7 +62,7 @@ class Block(nn.Module):
     ) -> tuple[State, Tensor | None]:
         """State and V_1 before the layer -> after it."""
         state, reads = self.read_attn(state, context)
-        projected = self.attn.project(reads)
+        projected = self.attn.project(reads, few=context.past is not None)
         if self.keeps_v_first:
             # Every later layer reads V_1: compact, not as a slice of the wide projection.
             projected = projected._replace(v=heads_first(projected.v))
@@ -89,6 +90,8 @@ class DepthStream:
     """A stream as the decoder sees it: its blocks, its beginning, its end and its sites."""
 
     block: ClassVar[type[Block]]
+    unfold_tolerance: ClassVar[float] = 1e-5
+    """How far, relative to a read, its unfolded sum may be from it in fp32."""
 
     @staticmethod
     def begin(x0: Tensor) -> State:
@@ -104,6 +107,15 @@ class DepthStream:
     def finish(model: Any, state: State, eager: bool) -> Tensor:
         """What the unembedding receives: the final norm's output (B, T, D)."""
         raise NotImplementedError
+
+    @staticmethod
+    def standing_still(cfg: ModelConfig, state: State) -> State:
+        """The state at the end, for :meth:`finish`, if nothing changed above this block border.
+
+        By default the state as it is: its sum is final, and an output read reads the sources there
+        are. Streams whose end expects more than a border has say what stands for it.
+        """
+        return state
 
     @staticmethod
     def sites(cfg: ModelConfig) -> list[AccessSite]:
@@ -132,6 +144,28 @@ class DepthStream:
             weights act between, and B = T = 1 where they are the same for every token.
         """
         raise NotImplementedError
+
+    @classmethod
+    def measured_from(cls, cfg: ModelConfig) -> list[str]:
+        """Hook points whose activations :meth:`source_norms` needs."""
+        sources = {source for site in cls.sites(cfg) for source in site.sources}
+        points = (point for source in sources for point in source_points(source, cfg.n_layers))
+        return sorted(set(points))
+
+    @classmethod
+    def source_norms(
+        cls, model: Any, recorded: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """How large the sources of each route are, as its weights meet them, in float64.
+
+        Args:
+            model: a decoder of this stream.
+            recorded: activations of :meth:`measured_from`, (B, T, ...) each.
+
+        Yields:
+            In order of the sites, the hook point of a route and (B, T, n).
+        """
+        return norms_of(cls.sites(model.cfg), recorded, model.cfg.n_layers)
 
 
 def final_norm(model: Any, x: Tensor, eager: bool) -> Tensor:

@@ -12,11 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformer_lens.hook_points import HookPoint
 
 from satlens.config import ModelConfig, NoValueResidual, StaticValueResidual
 from satlens.data.tokenizers import decode, encode
-from satlens.errors import DataError
+from satlens.errors import DataError, HookError
 from satlens.hooks import HookedModel
 from satlens.models.attention import (
     ForwardContext,
@@ -26,6 +27,8 @@ from satlens.models.attention import (
     prefers_explicit,
 )
 from satlens.models.block import Snapshot
+from satlens.models.cache import KVCache
+from satlens.models.generation import Generation
 from satlens.models.initialise import initialise
 from satlens.models.layers import (
     RMSNorm,
@@ -35,6 +38,7 @@ from satlens.models.layers import (
     is_hooked,
     rope_table,
 )
+from satlens.models.lens import LogitLens
 from satlens.models.loss import IGNORED, negative_log_likelihood
 from satlens.models.sites import AccessSite
 from satlens.models.streams import STREAMS
@@ -44,14 +48,21 @@ from satlens.models.weights import DecoderWeights
 ReturnType = Literal["logits", "loss", "both"]
 
 
-class Decoder(HookedModel, DecoderWeights):
+class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
     """A decoder-only Transformer of any satlens variant.
 
     Args:
         cfg: what it is.
         seed: seed of its initial weights; None leaves them uninitialised (to be loaded).
         tokenizer: a ``tokenizers.Tokenizer``, for text in and out.
+
+    Attributes:
+        gradient_checkpointing: in training mode, keep only what passes between blocks and run each
+            block again in the backward pass. Passes with hooked points run without it: the second
+            run would call the hooks twice, or not at all once they are removed.
     """
+
+    gradient_checkpointing: bool = False
 
     def __init__(self, cfg: ModelConfig, seed: int | None = 0, tokenizer: Any = None) -> None:
         super().__init__()
@@ -91,6 +102,7 @@ class Decoder(HookedModel, DecoderWeights):
         loss_per_token: bool = False,
         start_at: Snapshot | None = None,
         stop_at_layer: int | None = None,
+        past: KVCache | None = None,
     ) -> Any:
         """Run the model.
 
@@ -106,23 +118,56 @@ class Decoder(HookedModel, DecoderWeights):
                 (B, T) with targets, else (B, T - 1).
             start_at: a snapshot of an earlier pass over the same tokens; blocks below are skipped.
             stop_at_layer: run blocks below it only and return the :class:`Snapshot` there.
+            past: earlier positions, which the tokens continue and join; see
+                :class:`satlens.KVCache`. Everything else given and returned is of the new tokens
+                alone, and carries no gradients. Without ``documents`` they continue each row's last
+                document.
 
         Returns:
             logits (B, T, V) in fp32; loss, the mean negative log-likelihood in nats.
 
         Raises:
             DataError: ids of a wrong type or shape or outside the vocabulary, a context above
-                n_ctx, texts of unequal length.
+                n_ctx, texts of unequal length, masks of another shape, a cache that the tokens do
+                not continue.
+            HookError: a cache that was begun under other hooks; a cache and only some layers.
         """
-        tokens = self._check(tokens)
-        if attention_mask is not None:
-            padding = attention_mask == 0
+        tokens = self._check(tokens, past)
+        _check_shape(tokens, documents=documents, attention_mask=attention_mask, targets=targets)
+        padding = None if attention_mask is None else attention_mask == 0
+        scoring = targets, loss_per_token
+        if past is not None:
+            if start_at is not None or stop_at_layer is not None:
+                raise HookError(
+                    "past: a cache needs every layer's keys, so it goes with no start_at and no "
+                    "stop_at_layer"
+                )
+            dtype = compute_dtype(self.embed.weight)
+            with torch.no_grad(), past.reading(self, tokens, documents, padding, dtype) as seen:
+                context = self._context(tokens, seen, past)
+                snapshot = self._run_blocks(tokens, context, None, None)
+                documents = None if seen is None else seen[:, len(past) :]
+                return self._head(snapshot, context, tokens, documents, return_type, *scoring)
+        if padding is not None:
             documents = torch.zeros_like(tokens) if documents is None else documents
             documents = documents.masked_fill(padding, -1)
         context = self._context(tokens, documents)
         snapshot = self._run_blocks(tokens, context, start_at, stop_at_layer)
         if stop_at_layer is not None:
             return snapshot
+        return self._head(snapshot, context, tokens, documents, return_type, *scoring)
+
+    def _head(
+        self,
+        snapshot: Snapshot,
+        context: ForwardContext,
+        tokens: Tensor,
+        documents: Tensor | None,
+        return_type: ReturnType | None,
+        targets: Tensor | None,
+        loss_per_token: bool,
+    ) -> Any:
+        """From the last block's state to what was asked for."""
         if return_type is None and not self._head_is_hooked():
             return None
         x = self.stream.finish(self, snapshot.state, context.eager)
@@ -146,34 +191,53 @@ class Decoder(HookedModel, DecoderWeights):
             start_at = Snapshot(0, self.stream.begin(x0), None)
         first, state, v_first = start_at
         last = self.cfg.n_layers if stop_at_layer is None else stop_at_layer
+        rerun = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        rerun = rerun and not is_hooked(*self.hook_dict.values())
         for layer in range(first, last):
-            state, v_first = self.blocks[layer](state, v_first, context)
+            block = self.blocks[layer]
+            state, v_first = (
+                checkpoint(block, state, v_first, context, use_reentrant=False)
+                if rerun
+                else block(state, v_first, context)
+            )
             if layer == 0 and v_first is not None:
                 v_first = self.hook_v_first(v_first)
         return Snapshot(max(first, last), state, v_first)
 
-    def _context(self, tokens: Tensor, documents: Tensor | None) -> ForwardContext:
-        """Rotary tables, masks and the attention implementation of one pass."""
+    def _context(
+        self, tokens: Tensor, documents: Tensor | None, past: KVCache | None = None
+    ) -> ForwardContext:
+        """Rotary tables, masks and the attention implementation of one pass.
+
+        ``documents`` are of all positions, those of the cache included.
+        """
         length, device = tokens.shape[1], tokens.device
+        start = 0 if past is None else len(past)
         weight, cfg = self.embed.weight, self.cfg
         dtype = compute_dtype(weight)
         table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        cos, sin = rope_table(length, cfg.d_head, cfg.rope_theta, table_dtype, device)
-        allowed = allowed_keys(length, cfg.window_size, documents, device)
+        # Room grows by doubling: one table serves many lengths.
+        rows = past.room if past is not None and start else length
+        cos, sin = rope_table(rows, cfg.d_head, cfg.rope_theta, table_dtype, device)
+        if start:
+            cos, sin = cos[start : start + length], sin[start : start + length]
+        allowed = allowed_keys(length, cfg.window_size, documents, device, start)
         implementation = chosen_attention()
         explicit = implementation == "eager" or (
-            implementation == "auto" and prefers_explicit(length, dtype, device)
+            implementation == "auto" and prefers_explicit(start + length, dtype, device)
         )
         bias = None
         if explicit:
             group = cfg.n_heads // cfg.n_key_value_heads
             like = torch.empty((), dtype=dtype, device=device)
-            bias = additive_bias(allowed, length, cfg.n_key_value_heads, group, like)
+            bias = additive_bias(allowed, length, cfg.n_key_value_heads, group, like, start)
         shared = None if self.shared_lambda is None else self.shared_lambda()
-        return ForwardContext(cos, sin, allowed, bias, implementation, shared)
+        return ForwardContext(cos, sin, allowed, bias, implementation, shared, past)
 
-    def _check(self, tokens: Any) -> Tensor:
+    def _check(self, tokens: Any, past: Any = None) -> Tensor:
         """The ids to run, from ids or text."""
+        if past is not None and not isinstance(past, KVCache):
+            raise DataError(f"past: expected a satlens.KVCache, got {type(past).__name__}")
         if _is_text(tokens):
             tokens = self.to_tokens(tokens)
         if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
@@ -181,8 +245,12 @@ class Decoder(HookedModel, DecoderWeights):
             raise DataError(f"tokens: expected a tensor of int64 ids, or text, got {found}")
         if tokens.ndim != 2 or not tokens.numel():
             raise DataError(f"tokens: expected (batch, position), not empty, got {[*tokens.shape]}")
-        if tokens.shape[1] > self.cfg.n_ctx:
-            raise DataError(f"tokens: {tokens.shape[1]} positions exceed n_ctx={self.cfg.n_ctx}")
+        start = 0 if past is None else len(past)
+        if start + tokens.shape[1] > self.cfg.n_ctx:
+            after = f" after {start} in the cache" if start else ""
+            raise DataError(
+                f"tokens: {tokens.shape[1]} positions{after} exceed n_ctx={self.cfg.n_ctx}"
+            )
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (int(t) for t in torch.aminmax(tokens))
             if low < 0 or high >= self.cfg.d_vocab:
@@ -274,6 +342,15 @@ def _is_text(value: Any) -> bool:
 
 def _table(cfg: ModelConfig) -> tuple[int, int]:
     return cfg.d_vocab, cfg.d_model
+
+
+def _check_shape(tokens: Tensor, **given: Tensor | None) -> None:
+    """Masks and targets have an entry for each token."""
+    for name, value in given.items():
+        if value is not None and value.shape != tokens.shape:
+            raise DataError(
+                f"{name}: expected the shape of tokens {[*tokens.shape]}, got {[*value.shape]}"
+            )
 
 
 def _loss(

@@ -68,7 +68,9 @@ def initialise(model: nn.Module, cfg: ModelConfig, seed: int) -> None:
         if std is not None:
             digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            draw = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+            # Whatever torch's default dtype and device are at the moment.
+            draw = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+            draw.normal_(0.0, std, generator=generator)
             parameter.copy_(draw)
         elif name.endswith(".bias") and family(name) in ("biases", "gates"):
             parameter.zero_()

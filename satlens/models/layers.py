@@ -60,8 +60,12 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 def heads_first(x: Tensor) -> Tensor:
-    """(B, T, H, E) with the memory layout (B, H, T, E), which attention and mixing want."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+    """(B, T, H, E) with the memory layout (B, H, T, E), which attention and mixing want.
+
+    A tensor of its own and not a view: blocks return it.
+    """
+    own = torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype, device=x.device)
+    return own.copy_(x)
 
 
 # -- RMSNorm ------------------------------------------------------------------------------------

@@ -12,8 +12,12 @@ from typing import Any, Literal
 
 from satlens.config import (
     AttnResStream,
+    DeltaStream,
+    DenseStream,
     GatedValueResidual,
+    HyperStream,
     ModelConfig,
+    MuddStream,
     NoValueResidual,
     ResidualStream,
     RoleDecoupledStream,
@@ -37,6 +41,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rd-attnres-tied": {"stream": RoleDecoupledStream(control="tied")},
     "rd-attnres-average": {"stream": RoleDecoupledStream(control="average")},
     "rd-attnres-frozen-v": {"stream": RoleDecoupledStream(control="frozen_v")},
+    "hyperconnections": {"stream": HyperStream()},
+    "hyperconnections-static": {"stream": HyperStream(dynamic=False)},
+    "denseformer": {"stream": DenseStream()},
+    "muddformer": {"stream": MuddStream()},
+    "muddformer-prepost": {"stream": MuddStream(pre_post_norm=True)},
+    "delta-attnres": {"stream": DeltaStream()},
+    "delta-attnres-full": {"stream": DeltaStream(block_size=1)},
 }
 
 # -- sizes -----------------------------------------------------------------------------------------
@@ -67,6 +78,12 @@ def _satformer_scale(size: str, variant: str) -> dict[str, Any]:
         "init": "normal_0.02",
         **VARIANTS[variant],
     }
+
+
+def _muddformer_scale(size: str) -> dict[str, Any]:
+    """As in the SATFormer repository: PrePostDANorm and MLPs that widen with depth."""
+    fields_ = _satformer_scale(size, "muddformer-prepost")
+    return {**fields_, "d_mlp": reallocated_widths(fields_["d_mlp"], fields_["n_layers"])}
 
 
 def _rd_scale(size: str, stream: Any) -> dict[str, Any]:
@@ -112,6 +129,10 @@ def _presets() -> dict[str, dict[str, Any]]:
     for size in _SATFORMER_SCALES:
         for variant in ("transformer", "resformer", "satformer"):
             presets[f"{variant}-{size}"] = _satformer_scale(size, variant)
+    for size in ("small", "medium", "large"):
+        presets[f"denseformer-{size}"] = _satformer_scale(size, "denseformer")
+        presets[f"muddformer-{size}"] = _muddformer_scale(size)
+        presets[f"hyperconnections-{size}"] = _satformer_scale(size, "hyperconnections")
     for size in _RD_SCALES:
         presets[f"attnres-{size}"] = _rd_scale(size, AttnResStream(block_size=8))
         for control in ("none", "tied", "average", "frozen_v"):
@@ -122,7 +143,8 @@ def _presets() -> dict[str, dict[str, Any]]:
 
 
 PRESETS = _presets()
-"""``tiny-*`` for CPUs; ``{transformer,resformer,satformer}-{small,medium,large,xl}`` and
+"""``tiny-*`` for CPUs; ``{transformer,resformer,satformer}-{small,medium,large,xl}``,
+``{denseformer,muddformer,hyperconnections}-{small,medium,large}`` and
 ``{attnres,rd-attnres}-{s,m}`` at the papers' scales."""
 
 
@@ -144,7 +166,7 @@ def config_for(name: str, **changes: Any) -> ModelConfig:
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise ConfigError(f"{name}: no such variant or preset{hint}")
     values: dict[str, Any] = {
-        k: v if isinstance(v, int | float | str) else to_dict(v) for k, v in base.items()
+        k: v if isinstance(v, int | float | str | tuple) else to_dict(v) for k, v in base.items()
     }
     for part, default in (("value_residual", NoValueResidual()), ("stream", ResidualStream())):
         given = changes.pop(part, None)

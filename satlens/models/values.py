@@ -28,7 +28,7 @@ class SharedLambda(nn.Module):
 
     def __init__(self, n_layers: int) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.tensor(float(n_layers)))
+        self.scale = nn.Parameter(torch.tensor([float(n_layers)]))
         self.logits = nn.Parameter(torch.zeros(n_layers - 1))
 
     def forward(self) -> Tensor:
@@ -37,7 +37,10 @@ class SharedLambda(nn.Module):
 
 
 class StaticValues(nn.Module):
-    """One lambda1 and one lambda2 a layer, fixed or trained (ResFormer)."""
+    """One lambda1 and one lambda2 a layer, fixed or trained (ResFormer).
+
+    Trained ones have shape (1,): FSDP2 does not shard 0-d parameters.
+    """
 
     def __init__(self, config: StaticValueResidual, layer: int) -> None:
         super().__init__()
@@ -45,16 +48,16 @@ class StaticValues(nn.Module):
         first, second = (0.5, 0.5) if config.mode == "identity" else config.weights
         self.shared = config.mode == "learnable_plus"
         if config.mode == "learnable":
-            self.lambda1 = nn.Parameter(torch.tensor(first))
-            self.lambda2 = nn.Parameter(torch.tensor(second))
+            self.lambda1 = nn.Parameter(torch.tensor([first]))
+            self.lambda2 = nn.Parameter(torch.tensor([second]))
         elif self.shared:
-            self.lambda2 = nn.Parameter(torch.tensor(config.lambda2_init))
+            self.lambda2 = nn.Parameter(torch.tensor([config.lambda2_init]))
         else:
             # Constants of the config, not weights: kept out of checkpoints.
             self.lambda1, self.lambda2 = first, second
 
     def weights(self, like: Tensor, shared_lambda: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(lambda1, lambda2) as scalars, in fp32 or wider: hook points show them unrounded."""
+        """(lambda1, lambda2), 0-d or (1,), in fp32 or wider: hook points show them unrounded."""
         first = shared_lambda[self.layer - 1] if shared_lambda is not None else self.lambda1
         dtype = torch.promote_types(like.dtype, torch.float32)
         return tuple(  # type: ignore[return-value]

@@ -13,6 +13,7 @@ from satlens.plotting.figures_arms import comparison_figure, curves_figure, eval
 from satlens.plotting.figures_categories import categories_figure, contrasts_figure
 from satlens.plotting.figures_cost import bench_figure
 from satlens.plotting.figures_divergence import divergence_figure
+from satlens.plotting.figures_routes import reads_figure, routes_figure
 from satlens.plotting.figures_sites import route_weights_figure, sparsity_figure
 from satlens.plotting.style import Frame, Parts
 
@@ -21,6 +22,8 @@ Maker = Callable[[Frame, Mapping[str, Any], Parts], Figure]
 FIGURES: dict[str, Maker] = {
     "sparsity": sparsity_figure,
     "route_weights": route_weights_figure,
+    "routes": routes_figure,
+    "routes_reads": reads_figure,
     "categories": categories_figure,
     "categories_contrasts": contrasts_figure,
     "divergence": divergence_figure,

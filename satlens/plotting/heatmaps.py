@@ -19,7 +19,8 @@ from matplotlib.ticker import MaxNLocator
 from satlens.plotting.style import AMOUNT, INK, MUTED, SIGNED, Frame
 
 _ANNOTATED_CELLS = 64
-_ANNOTATED_ROWS = 16
+ANNOTATED_ROWS = 16
+"""Maps of more rows have no numbers in their cells."""
 _ALL_TICKS = 12
 _EMBEDDING_WIDTH = 2
 MINUS = "\N{MINUS SIGN}"
@@ -74,8 +75,14 @@ def head_map(
     return mesh
 
 
-def _mesh(ax: Axes, values: np.ndarray, limits: tuple[float, float], cmap: Colormap) -> QuadMesh:
-    ax.set_facecolor("#eceff1")  # a cell without a value
+def _mesh(
+    ax: Axes,
+    values: np.ndarray,
+    limits: tuple[float, float],
+    cmap: Colormap,
+    empty: str = "#eceff1",
+) -> QuadMesh:
+    ax.set_facecolor(empty)  # a cell without a value
     mesh = ax.pcolormesh(
         np.ma.masked_invalid(values),
         cmap=cmap,
@@ -178,12 +185,19 @@ class Span(NamedTuple):
 
 
 _LABEL = re.compile(r"(block|partial) (\d+)\.\.(\d+)")
+_STATE = re.compile(r"state \.\.(\d+)")
 
 
 def span_of(label: str) -> Span | None:
-    """``embed``, ``block 0..3``, ``partial 4..5``; None for anything else."""
+    """``embed``, ``block 0..3``, ``partial 4..5``, ``state ..5``; None for anything else.
+
+    A state after a layer stands at that layer's two sublayers.
+    """
     if label == "embed":
         return Span("embedding", -1, -1)
+    state = _STATE.fullmatch(label)
+    if state is not None:
+        return Span("state", int(state[1]) - 1, int(state[1]))
     match = _LABEL.fullmatch(label)
     return None if match is None else Span(match[1], int(match[2]), int(match[3]))
 
@@ -211,7 +225,7 @@ def route_map(
     cmap = SIGNED if signed else AMOUNT
     labels = list(dict.fromkeys(table["row"]))
     place = {label: row for row, label in enumerate(labels)}
-    write = len(labels) <= _ANNOTATED_ROWS
+    write = len(labels) <= ANNOTATED_ROWS
     spans = [span_of(str(label)) for label in table["source"]]
     if deepest is None:
         deepest = max((span.last + 1 for span in spans if span is not None), default=0)
@@ -224,9 +238,7 @@ def route_map(
     for side in ax.spines.values():
         side.set_visible(False)
     _depth_ticks(ax, deepest)
-    step = max(1, -(-len(labels) // _ALL_TICKS))
-    ax.set_yticks(np.arange(0, len(labels), step) + 0.5, [str(label) for label in labels[::step]])
-    ax.set_ylabel("layer")
+    _layer_ticks(ax, labels)
     ax.set_title(title)
     return ScalarMappable(Normalize(*limits), cmap)
 
@@ -247,7 +259,7 @@ def _source_cell(ax: Axes, row: int, span: Span, value: float, shade: Any, write
         ax.text(
             x + width / 2,
             row + 0.5,
-            f"{100 * value:.0f}".replace("-", MINUS),
+            f"{round(100 * value)}".replace("-", MINUS),
             ha="center",
             va="center",
             fontsize=5.5 if width == 1 else 6.5,
@@ -272,10 +284,88 @@ def _depth_ticks(ax: Axes, deepest: int) -> None:
     ax.set_xlabel("source layer (attention, MLP)")
 
 
-def colour_bar(ax: Axes | list[Axes], mappable: Any, label: str) -> None:
+def stream_map(
+    ax: Axes,
+    table: Frame,
+    weight: str,
+    *,
+    limits: tuple[float, float],
+    signed: bool = False,
+    title: str = "",
+) -> QuadMesh:
+    """Weights of reads over parallel streams, which have no place in depth.
+
+    ``table`` has one row a (read, stream) with columns ``row`` (label of the read, in order) and
+    ``source_index``.
+    """
+    labels = list(dict.fromkeys(table["row"]))
+    wide = table.pivot_table(index="row", columns="source_index", values=weight, dropna=False)
+    values = wide.loc[labels].to_numpy(dtype=float)
+    cmap = SIGNED if signed else AMOUNT
+    mesh = _mesh(ax, values, limits, cmap)
+    if values.size <= _ANNOTATED_CELLS:
+        _write_values(ax, values, limits, cmap)
+    _ticks(ax, "x", [int(index) for index in wide.columns])
+    _layer_ticks(ax, labels)
+    ax.set_xlabel("stream")
+    ax.set_title(title)
+    return mesh
+
+
+def component_map(
+    ax: Axes,
+    table: Frame,
+    stat: str,
+    *,
+    limits: tuple[float, float],
+    n_components: int,
+    labelled: bool = True,
+    title: str = "",
+) -> QuadMesh:
+    """A signed statistic of the reads of one role over the embedding and every sublayer.
+
+    ``table`` has one row a (read, component) with columns ``row`` (label of the read, in order) and
+    ``component_index``; what a read cannot contain has no cell.
+
+    Args:
+        n_components: of the model, given so that panels can share the axis.
+        labelled: whether the horizontal axis has its labels.
+    """
+    labels = list(dict.fromkeys(table["row"]))
+    values = np.full((len(labels), n_components), np.nan)
+    rows = table["row"].map({label: row for row, label in enumerate(labels)})
+    values[rows.to_numpy(dtype=int), table["component_index"].to_numpy(dtype=int)] = table[stat]
+    mesh = _mesh(ax, values, limits, SIGNED, empty="white")
+    ax.set_xlim(0, n_components)
+    _layer_ticks(ax, labels)
+    n_layers = (n_components - 1) // 2
+    step = max(1, -(-n_layers // _ALL_TICKS))
+    shown = range(0 if step == 1 else step, n_layers, step)
+    ax.set_xticks([0.5, *(2 * layer + 2 for layer in shown)], ["e", *map(str, shown)])
+    if not labelled:
+        ax.set_xticklabels([])
+    # A line between layers, whose attention and MLP stand side by side, where there are cells.
+    starts = np.arange(n_layers if n_layers <= _ALL_TICKS else 0) * 2 + 1
+    top = np.isfinite(values[:, starts]).argmax(axis=0)
+    seen = np.isfinite(values[:, starts]).any(axis=0)
+    ax.vlines(starts[seen], top[seen], len(labels), color=MUTED, linewidth=0.4)
+    ax.set_xlabel("embedding (e); attention and MLP of each layer" if labelled else "")
+    ax.set_title(title)
+    return mesh
+
+
+def _layer_ticks(ax: Axes, labels: list[Any]) -> None:
+    """Labels of rows at the middle of cells, thinned when there are many."""
+    step = max(1, -(-len(labels) // _ALL_TICKS))
+    ax.set_yticks(np.arange(0, len(labels), step) + 0.5, [str(label) for label in labels[::step]])
+    ax.tick_params(axis="both", length=0)
+    ax.set_ylabel("layer")
+
+
+def colour_bar(ax: Axes | list[Axes], mappable: Any, label: str, aspect: float = 22) -> None:
     """A thin colour bar beside ``ax``."""
     first = ax[0] if isinstance(ax, list) else ax
-    bar = first.figure.colorbar(mappable, ax=ax, shrink=0.9, aspect=22, pad=0.02)
+    bar = first.figure.colorbar(mappable, ax=ax, shrink=0.9, aspect=aspect, pad=0.02)
     bar.set_label(label)
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(length=2, colors=MUTED, labelcolor=INK)

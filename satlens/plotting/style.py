@@ -29,6 +29,8 @@ COLUMN = 3.3
 """Width of one column of a paper in inches."""
 DOUBLE = 6.9
 """Width of two columns in inches."""
+PAGE = 8.9
+"""Height in inches that a figure should not exceed."""
 DPI = 200
 FORMATS = ("png", "pdf")
 

@@ -14,6 +14,7 @@ from satlens.report.sections import (
     arms_section,
     categories_section,
     divergence_section,
+    routes_section,
     sparsity_section,
 )
 
@@ -35,6 +36,7 @@ def build_report(run_dir: str | Path) -> Path:
     sections = [
         arms_section(run),
         sparsity_section(run),
+        routes_section(run),
         categories_section(run),
         divergence_section(run),
         ablation_section(run),
@@ -115,7 +117,7 @@ def _corpus(run: Run) -> str:
 
 _MEASURES = {
     "evaluation": ("evaluation",),
-    "gates and routes": ("sparsity", "categories", "divergence"),
+    "gates and routes": ("sparsity", "routes", "categories", "divergence"),
     "ablation": ("ablation",),
 }
 

@@ -62,6 +62,22 @@ ROUTES = [
     ),
     _INTERVALS,
 ]
+SIGNED = _caveat(
+    "Signed weights have no entropy and are no shares: read them beside the sizes of the states "
+    "they multiply (shares of norms). States and streams are mixtures themselves; of what "
+    "sublayers a read consists is under the effective routes."
+)
+EFFECTIVE = [
+    _caveat(
+        "Coefficients are exact for the recorded weights; they do not say what would happen under "
+        "other weights, nor what the read is used for."
+    ),
+    _caveat(
+        "Shares are of the sizes of components before they are added; components can cancel, and a "
+        "large one may point where nothing reads."
+    ),
+    _INTERVALS,
+]
 CATEGORIES = [
     _caveat(
         "Category, token frequency and position are confounded: content words are rarer. The "
@@ -80,7 +96,7 @@ def divergence(bounds: Sequence[str]) -> list[Finding]:
     return [
         _caveat(
             f"Jensen-Shannon divergence, at most {largest}; the divergence itself, not its square "
-            "root. At initialisation both routes are uniform, so the baseline is 0."
+            "root. Before training the roles of a read have the same routes: 0 is the baseline."
         ),
         _caveat(
             "The divergence of the mean routes is never larger than the mean divergence per token, "

@@ -12,7 +12,14 @@ from satlens.analysis.result import Result
 from satlens.errors import AnalysisError, DataError
 
 PLAN = "plan.json"
-CHECKPOINT_ANALYSES = ("evaluation", "sparsity", "categories", "divergence", "ablation")
+CHECKPOINT_ANALYSES = (
+    "evaluation",
+    "sparsity",
+    "routes",
+    "categories",
+    "divergence",
+    "ablation",
+)
 STUDY_RESULTS = ("comparison", "curves")
 
 

@@ -67,6 +67,8 @@ def sparsity_section(run: Run) -> Section | None:
     notes = list(caveats.GATES) if any("gates" in summary for summary in summaries) else []
     if any("routes" in summary for summary in summaries):
         notes += [note for note in caveats.ROUTES if note not in notes]
+    if any((summary.get("routes") or {}).get("n_signed") for summary in summaries):
+        notes.append(caveats.SIGNED)
     return _by_arm(
         run,
         "sparsity",
@@ -75,6 +77,16 @@ def sparsity_section(run: Run) -> Section | None:
         lambda arm, seed, r: words.sparsity(r.table, r.summary, _who(arm, seed)),
         headline,
     )
+
+
+def routes_section(run: Run) -> Section | None:
+    """Of what reads consist."""
+
+    def say(arm: str, seed: int, result: Result) -> list[Finding]:
+        return words.routes(result.table, result.summary, _who(arm, seed))
+
+    title = "Of what do reads consist?"
+    return _by_arm(run, "routes", title, caveats.EFFECTIVE, say, lambda arm, results: [])
 
 
 def categories_section(run: Run) -> Section | None:
@@ -258,6 +270,12 @@ def _table(result: Result, where: str, title: str) -> Table:
 
 
 def _caption(result: Result) -> str:
+    if result.name == "routes":
+        return CAPTIONS["routes_effective"]
+    if result.name == "divergence" and result.summary.get("over") == "sublayers":
+        return CAPTIONS["divergence_of_reads"]
+    if result.name == "ablation" and "out" in set(result.table["sublayer"]):
+        return f"{CAPTIONS['ablation']} {CAPTIONS['output']}"
     if result.name != "sparsity":
         return CAPTIONS[result.name]
     kinds = [kind for kind in ("gates", "routes") if kind in result.summary]
@@ -272,7 +290,13 @@ CAPTIONS = {
     "gates": "Heads stand side by side within their layer.",
     "routes": (
         "In the maps a row is a read and a cell a source, as wide as the sublayers that it sums; "
-        "its number is the weight of the whole source in per cent."
+        "its number is the weight of the whole source in per cent (of signed weights, in "
+        "hundredths; parallel streams have a column each)."
+    ),
+    "routes_effective": (
+        "Rows are reads, columns what they can consist of: the embedding, then the attention and "
+        "the MLP of each layer. Left: the mean coefficient of each; right: its share of the sum of "
+        "all components' norms, with the sign of its coefficient. Colours are centred at zero."
     ),
     "categories": (
         "Above, the mean by category; below, the difference of two categories at every gate or "
@@ -280,15 +304,20 @@ CAPTIONS = {
         "documents. Stars: sign-flip p below 0.05 after max-T adjustment over the grid."
     ),
     "divergence": (
-        "Jensen-Shannon divergence between the two routes of each read, per token and of the mean "
+        "Jensen-Shannon divergence between two routes of each read, per token and of the mean "
         "routes, with 95 % intervals over documents. A tied control is 0 by construction; reads "
         "of a single source are 0 by definition."
     ),
+    "divergence_of_reads": (
+        "Jensen-Shannon divergence between two reads by the shares of their components, per token "
+        "and of the mean shares, with 95 % intervals over documents; zero shares stand for what "
+        "only the later read can contain."
+    ),
     "ablation": (
         "Change in held-out loss when gates or routes are replaced, with 95 % intervals over "
-        "documents; to the right of 0 is damage. The last layer number of routes is the output "
-        "read. Framed heads: adjusted p below 0.05."
+        "documents; to the right of 0 is damage. Framed heads: adjusted p below 0.05."
     ),
+    "output": "The last layer number of routes is the output read.",
     "comparison": (
         "First arm minus second; left of 0 the first is better. Circles are single seeds, diamonds "
         "their mean with a 95 % t interval over other seeds, the grey band the noise floor of "

@@ -11,6 +11,7 @@ import satlens
 from satlens.data.categories import UPOS, make_categories
 from satlens.data.dataset import DocumentTokens
 from satlens.data.tags import DocumentTags, Tags
+from satlens.models.initialise import family
 
 N_CLASSES = 2
 
@@ -142,9 +143,11 @@ def tiny(name, seed=0, **fields):
     model = satlens.build(name, **{**shape, **fields})
     generator = torch.Generator().manual_seed(seed)
     for key, parameter in model.named_parameters():
-        if "query" in key or "alpha" in key:
+        if "query" in key or "values.alpha" in key:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.data.copy_(noise * (0.5 if "query" in key else 0.3))
+        elif family(key) == "routes" and not key.endswith(("gamma", "bias")):
+            parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator))
         elif parameter.ndim > 1:
             parameter.data.mul_(1.5)
     return model

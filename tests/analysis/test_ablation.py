@@ -17,6 +17,7 @@ from satlens.analysis.interventions import (
     TieValueRoute,
     UniformRoute,
     ZeroGate,
+    ZeroRoute,
     fit_means,
     intervene,
 )
@@ -35,7 +36,13 @@ def nll(model, docs, *interventions):
         return evaluate(model, docs, **FAST).summary["nll"]["estimate"]
 
 
-@pytest.mark.parametrize("name", ["satformer", "rd-attnres", "resformer", "attnres"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("satformer", "rd-attnres", "resformer", "attnres"),
+        *("denseformer", "muddformer-prepost", "hyperconnections"),
+    ],
+)
 def test_every_row_is_its_intervention(docs, name):
     """Reusing the clean state below a layer gives what a whole intervened pass gives."""
     model = tiny(name)
@@ -45,6 +52,7 @@ def test_every_row_is_its_intervention(docs, name):
         ("gate", "zero"): ZeroGate,
         ("gate", "mean"): lambda **w: MeanGate(means=means, **w),
         ("gate", "shuffle"): lambda **w: ShuffleGate(seed=0, **w),
+        ("route", "zero"): ZeroRoute,
         ("route", "uniform"): UniformRoute,
         ("route", "mean"): lambda **w: MeanRoute(means=means, **w),
         ("route", "tie_v"): TieValueRoute,

@@ -17,6 +17,7 @@ from satlens.analysis.interventions import (
     TieValueRoute,
     UniformRoute,
     ZeroGate,
+    ZeroRoute,
     fit_means,
     intervene,
 )
@@ -153,6 +154,9 @@ def test_what_does_not_exist_is_named(intervention, message):
         ("satformer", UniformRoute()),
         ("attnres", TieValueRoute()),
         ("satformer", TieValueRoute()),
+        ("muddformer", TieValueRoute()),
+        ("attnres", ZeroRoute()),
+        ("transformer", ZeroRoute()),
     ],
 )
 def test_a_model_without_such_sites_is_refused(name, intervention):
@@ -241,7 +245,13 @@ def test_shuffle_is_the_same_inside_and_outside_of_an_analysis():
     np.testing.assert_allclose(inside, outside.mean(1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["satformer", "resformer", "attnres", "rd-attnres"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("satformer", "resformer", "attnres", "rd-attnres"),
+        *("denseformer", "muddformer", "hyperconnections"),
+    ],
+)
 def test_means_are_those_of_the_cache(name):
     model, docs = tiny(name), documents(d_vocab=32)
     means = fit_means(model, docs)

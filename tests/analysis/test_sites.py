@@ -19,7 +19,7 @@ from satlens.analysis.evaluation import evaluate
 from satlens.analysis.inputs import open_windows
 from satlens.analysis.reducers import RouteStatistics
 from satlens.analysis.result import Result
-from satlens.analysis.route_tables import route_table
+from satlens.analysis.route_tables import Routes, route_table
 from satlens.analysis.sparsity import sparsity
 from satlens.analysis.stats import ratio_interval
 from satlens.analysis.stream import n_groups, run
@@ -193,7 +193,7 @@ def test_entropy_exists_for_distributions_alone(docs, support):
     reducer = RouteStatistics(sites, n_groups(windows))
     model.add_hook(sites[0].hook, lambda route, hook: route * (-2 if support == "signed" else 2))
     run(model, windows, [reducer])
-    row = route_table(reducer, None, windows.n_documents, FAST).iloc[0]
+    row = route_table(Routes(reducer, None), None, windows.n_documents, FAST).iloc[0]
     assert row["n_undefined"] == 0
     assert math.isnan(row["normalised_entropy"])
     assert math.isnan(row["effective_sources"])

@@ -18,6 +18,7 @@ from satlens.analysis.divergence import divergence
 from satlens.analysis.evaluation import evaluate
 from satlens.analysis.inputs import open_windows
 from satlens.analysis.reducers import GateStatistics, RouteStatistics
+from satlens.analysis.routes import routes as effective_routes
 from satlens.analysis.sparsity import sparsity
 from satlens.analysis.stream import depth_of, n_groups, run
 from satlens.errors import AnalysisError, HookError
@@ -34,6 +35,7 @@ def analyses(docs):
     """Name -> (model, analysis) for everything that makes passes."""
     gates, routes = tiny("satformer"), tiny("rd-attnres")
     other = tiny("rd-attnres", seed=5)
+    signed, streams = tiny("muddformer-prepost"), tiny("hyperconnections")
     tags = tags_of(docs)
     return {
         "evaluate": lambda **o: evaluate(gates, docs, **FAST, **o),
@@ -41,6 +43,11 @@ def analyses(docs):
         "sparsity routes": lambda **o: sparsity(routes, docs, **FAST, **o),
         "categories": lambda **o: categories(gates, docs, tags=tags, **FAST, **o),
         "divergence": lambda **o: divergence(routes, docs, **FAST, **o),
+        "sparsity of signed routes": lambda **o: sparsity(signed, docs, **FAST, **o),
+        "routes": lambda **o: effective_routes(signed, docs, **FAST, **o),
+        "divergence over sublayers": lambda **o: divergence(
+            streams, docs, over="sublayers", **FAST, **o
+        ),
         "divergence of two": lambda **o: divergence(routes, docs, other=other, **FAST, **o),
         "ablate gates": lambda **o: ablate(gates, docs, scope="layer", **FAST, **o),
         "ablate routes": lambda **o: ablate(routes, docs, scope=("model", "site"), **FAST, **o),

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 import satlens
-from satlens.checkpoints.layouts import layout_named
 
 FOLDERS = sorted(f for f in (Path(__file__).parents[1] / "golden").iterdir() if f.is_dir())
 TOLERANCE = 2e-5
@@ -17,8 +16,8 @@ TOLERANCE = 2e-5
 every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
 
 
-def open_golden(folder):
-    identity = folder.name == "resformer-release-identity"
+def open_golden(folder, named=None):
+    identity = (named or folder).name == "resformer-release-identity"
     return satlens.load(folder, value_residual="identity" if identity else None)
 
 
@@ -53,11 +52,13 @@ def check(model, folder):
 
 def test_every_family_is_here():
     names = " ".join(f.name for f in FOLDERS)
-    for prefix in ("transformer-", "resformer-", "satformer-"):
-        assert f"satformer-repo-{prefix}" in names
-    for prefix in ("fla-attnres-", "rd-attnres-", "resformer-release-"):
+    for kind in ("transformer", "resformer", "satformer", "denseformer", "muddformer"):
+        assert f"satformer-repo-{kind}-" in names
+    for prefix in ("satformer-repo-hyperconnections-", "fla-attnres-", "rd-attnres-"):
         assert prefix in names
-    assert len(FOLDERS) == 23
+    assert "muddformer-release-" in names
+    assert "resformer-release-" in names
+    assert len(FOLDERS) == 33
 
 
 @every_folder
@@ -68,19 +69,14 @@ def test_logits_and_internals(folder):
 @every_folder
 def test_round_trip_through_its_own_layout(folder, tmp_path):
     model = open_golden(folder)
-    layout = model.provenance["layout"]
-    if not layout_named_or_none(layout):
-        with pytest.raises(satlens.SatlensError, match="hf_llama"):
-            satlens.save(model, tmp_path / "copy", layout=layout)
-        return
-    satlens.save(model, tmp_path / "copy", layout=layout)
+    satlens.save(model, tmp_path / "copy", layout=model.provenance["layout"])
     before = load_file(folder / "model.safetensors")
     after = load_file(tmp_path / "copy" / "model.safetensors")
     assert before.keys() == after.keys()
     for name in before:
         assert before[name].dtype == after[name].dtype
         assert torch.equal(before[name], after[name]), name
-    again = satlens.load(tmp_path / "copy")
+    again = open_golden(tmp_path / "copy", named=folder)
     assert again.cfg == model.cfg
     check(again, folder)
 
@@ -94,13 +90,6 @@ def test_round_trip_through_our_layout(folder, tmp_path):
     tokens = check(again, folder)
     with torch.no_grad():
         assert torch.equal(again(tokens), model(tokens))
-
-
-def layout_named_or_none(name):
-    try:
-        return layout_named(name)
-    except satlens.SatlensError:
-        return None
 
 
 def test_llama_mode_is_never_guessed(golden):

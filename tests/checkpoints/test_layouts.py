@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 
 import satlens
 from satlens.checkpoints.layouts import layout_named, layout_of
-from satlens.config import StaticValueResidual
+from satlens.checkpoints.layouts.widths import width_before_reallocation
+from satlens.config import ModelConfig, StaticValueResidual
 from satlens.errors import CheckpointError, ConfigError
+from satlens.models.decoder import Decoder
+from satlens.models.presets import reallocated_widths
 
 BASE = {
     "model_type": "SATFormer",
@@ -29,6 +32,22 @@ LLAMA = {
     "num_attention_heads": 4,
     "vocab_size": 61,
 }
+
+
+RELEASE = {
+    "model_type": "muddformer",
+    "dim": 2560,
+    "n_layer": 32,
+    "n_head": 32,
+    "n_local_heads": 32,
+    "head_dim": 80,
+    "intermediate_size": 6912,
+    "vocab_size": 50432,
+    "expand_last": True,
+    "round64": True,
+}
+OWN_MUDD = {"name": "muddformer", "shared_first_norm": True, "d_mlp": (0, 256)}
+WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 
 
 def read(config, **changes):
@@ -78,9 +97,12 @@ def test_qk_norm_keeps_its_own_eps():
         ({"rope_theta": None}, "rope_theta"),
         ({"value_residual_gate": "swish"}, "value_residual_gate"),
         ({"value_residual_last_k": 0}, "last_k"),
-        ({"model_type": "denseformer"}, "model_type: 'denseformer'.*not supported yet"),
-        ({"model_type": "muddformer"}, "model_type: 'muddformer'.*not supported yet"),
-        ({"model_type": "dhc"}, "model_type: 'dhc'.*not supported yet"),
+        ({"model_type": "denseformer", "dwa_period": 0}, "dwa_period"),
+        ({"model_type": "denseformer", "dwa_dilation": 0}, "dwa_dilation"),
+        ({"model_type": "muddformer", "num_ways": 3}, "num_ways"),
+        ({"model_type": "dhc", "expansion_rate": 0}, "expansion_rate"),
+        ({"model_type": "dhc", "hc_norm_type": "batch"}, "hc_norm_type"),
+        ({"model_type": "transformer", "attn_res_block_size": 12}, "attn_res_block_size.*layers"),
         ({"model_type": "gpt2"}, "model_type: 'gpt2'"),
         ({"model_type": "rd_attnres"}, "attnres_block_size"),
         ({"model_type": "transformer", "attnres_block_size": 0}, "block_size"),
@@ -106,23 +128,112 @@ def test_missing_sizes_are_named(key):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_parameters"),
+        ({"rope_parameters": {"factor": 2.0}}, "rope_parameters"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_attention_heads": 5}, "hidden_size=32.*num_attention_heads=5"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4.*num_key_value_heads=3"),
+        ({"model_type": "qwen3", **WINDOW, "max_window_layers": 1}, "max_window_layers"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "x"]}, "layer_types"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, "layer_types"),
     ],
 )
-def test_refused_llama_configs(changes, named):
+def test_refused_llama_and_qwen3_configs(changes, named):
     with pytest.raises(ConfigError, match=named):
         read(LLAMA, **changes)
+
+
+def test_qwen3_defaults_and_windows():
+    cfg = read(LLAMA, model_type="qwen3", rms_norm_eps=1e-4)
+    assert (cfg.d_head, cfg.n_ctx, cfg.window_size) == (128, 32_768, None)
+    assert cfg.qk_norm
+    assert cfg.qk_norm_eps == 1e-4
+    assert read(LLAMA, model_type="qwen3", **WINDOW, max_window_layers=0).window_size == 7
+    assert read(LLAMA, model_type="qwen3", **WINDOW, max_window_layers=2).window_size is None
+
+
+# -- MUDDFormer, which two layouts call by one name ------------------------------------------------
+
+
+def test_dim_tells_the_release_from_the_satformer_repository():
+    assert layout_of(RELEASE, "config.json").name == "muddformer_release"
+    assert layout_of({**BASE, "model_type": "muddformer"}, "").name == "satformer_repo"
+
+
+def test_the_released_model():
+    cfg = read(RELEASE)
+    # 128 round(6912 (i / 31 + 0.5) / 128) for layers 0, 1, 30 and 31.
+    assert [cfg.d_mlp_of(i) for i in (0, 1, 30, 31)] == [3456, 3712, 10112, 10368]
+    assert cfg.qk_norm_eps == cfg.norm_eps == 1e-6
+    assert cfg.stream.shared_first_norm
+    with torch.device("meta"):
+        assert 2.7e9 < Decoder(cfg, seed=None).n_parameters() < 2.9e9
+    assert read(RELEASE, n_local_heads=-1).n_key_value_heads == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"dense_type": "l"}, "dense_type"),
+        ({"dense": False}, "dense"),
+        ({"dynamic_dense": False}, "dynamic_dense"),
+        ({"sepln": False}, "sepln"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ({"head_dim": 64}, "dim=2560.*n_head=32.*head_dim=64"),
+        ({"intermediate_size": None}, "intermediate_size"),
+        ({"hidden_size": 12}, "hidden_size"),
+    ],
+)
+def test_refused_releases(changes, named):
+    with pytest.raises(ConfigError, match=named):
+        read(RELEASE, **changes)
+
+
+def test_widths_of_the_satformer_repository():
+    mudd = {**BASE, "model_type": "muddformer", "num_hidden_layers": 3}
+    # round(3072 f) for f = 1/2, 1, 3/2, then (x + 127) // 256 x 256.
+    assert read(mudd, intermediate_size=3072).d_mlp == (1536, 3072, 4608)
+    assert read(mudd, intermediate_size=3072, param_realloc=False).d_mlp == 3072
+    assert read(mudd, intermediate_size=64).d_mlp == 256
+    # Without a width, 2/3 of 4 d is rounded to the nearest multiple of 256, not upwards.
+    wide = {"hidden_size": 2048, "num_heads": 16, "hidden_ratio": 4, "param_realloc": False}
+    assert read(mudd, **wide).d_mlp == 5376
+    assert read(mudd, **{**wide, "hidden_ratio": None}).d_mlp == 5632
+    assert read(mudd, **{**wide, "hidden_ratio": None, "param_realloc": True}).d_mlp == 5632
+
+
+@pytest.mark.parametrize("form", ["satformer_repo", "release"])
+@pytest.mark.parametrize("width", [100, 1000, 3072, 6912])
+@pytest.mark.parametrize("n_layers", [1, 2, 5, 32])
+def test_reallocation_is_undone(form, width, n_layers):
+    widths = reallocated_widths(width, n_layers, form)
+    cfg = ModelConfig(n_layers=n_layers, d_mlp=widths)
+    found = width_before_reallocation(cfg, form)
+    assert found is not None
+    assert reallocated_widths(found, n_layers, form) == widths
+    if width == 3072:
+        assert found == 3072
+
+
+def test_a_fused_projection_of_hyper_connections(golden, tmp_path):
+    folder = copy(golden, "satformer-repo-hyperconnections-gqa", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n for n in tensors if n.endswith("dynamic_beta_proj")]:
+        alpha = name.replace("beta", "alpha")
+        both = torch.cat((tensors.pop(name)[:, None], tensors.pop(alpha)), 1)
+        tensors[name.replace("beta_proj", "fused_proj")] = both.contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    assert_same(satlens.load(folder), satlens.load(golden / folder.name))
 
 
 def test_llama_rope_and_head_width():
     assert read(LLAMA, rope_theta=5e5).rope_theta == 5e5
     parameters = {"rope_type": "default", "rope_theta": 5e5}
     assert read(LLAMA, rope_parameters=parameters).rope_theta == 5e5
+    assert read(LLAMA, rope_parameters={"rope_theta": 5e5}).rope_theta == 5e5
     assert read(LLAMA, head_dim=16).d_head == 16
 
 
@@ -138,7 +249,32 @@ def test_llama_rope_and_head_width():
         ("fla", {"name": "satformer"}, "value_residual"),
         ("fla", {"name": "attnres", "route_bias": True}, "stream.route_bias"),
         ("fla", {"name": "rd-attnres", "output_read": False}, "stream.output_read"),
-        ("hf_llama", {"name": "transformer"}, "layout: 'hf_llama' cannot be written"),
+        ("fla", {"name": "rd-attnres", "own_value_gamma": True}, "stream.own_value_gamma"),
+        ("satformer_repo", {"name": "denseformer", "value_residual": "satformer"}, "value_resid"),
+        ("satformer_repo", {"name": "delta-attnres"}, "stream"),
+        ("satformer_repo", {"name": "muddformer", "round64": True}, "stream.round64"),
+        ("satformer_repo", {"name": "muddformer", "d_mlp": (256, 264)}, "d_mlp"),
+        ("muddformer_release", {"name": "transformer"}, "stream"),
+        ("muddformer_release", {"name": "muddformer"}, "stream.shared_first_norm"),
+        ("muddformer_release", {**OWN_MUDD, "pre_post_norm": True}, "stream.pre_post_norm"),
+        ("muddformer_release", {**OWN_MUDD, "d_mlp": 96}, "d_mlp"),
+        ("muddformer_release", {**OWN_MUDD, "tied_embeddings": True}, "tied_embeddings"),
+        ("muddformer_release", {**OWN_MUDD, "qk_norm": True}, "qk_norm_eps"),
+        ("hf_llama", {"name": "transformer", "qk_norm": True}, "qk_norm"),
+        ("hf_llama", {"name": "transformer", "window_size": 4}, "window_size"),
+        ("hf_llama", {"name": "transformer", "d_model": 18, "d_head": 4}, "n_heads"),
+        ("hf_llama", {"name": "resformer-identity"}, "value_residual.*resformer_release"),
+        ("hf_llama", {"name": "resformer"}, "value_residual"),
+        ("hf_qwen3", {"name": "transformer"}, "qk_norm"),
+        ("hf_qwen3", {"name": "transformer", "qk_norm": True}, "qk_norm_eps"),
+        ("hf_qwen3", {"name": "denseformer"}, "stream"),
+        ("resformer_release", {"name": "transformer"}, "value_residual.*'none'"),
+        ("resformer_release", {"name": "resformer"}, "value_residual.*'learnable_plus'"),
+        ("attnres_community", {"name": "transformer"}, "stream"),
+        ("attnres_community", {"name": "attnres", "block_size": 3}, "stream.block_size"),
+        ("attnres_community", {"name": "rd-attnres"}, "stream.own_value_gamma"),
+        ("attnres_community", {"name": "rd-attnres-tied"}, "stream.control"),
+        ("huggingface", {"name": "transformer"}, "layout: 'huggingface' cannot be written"),
         ("nowhere", {"name": "transformer"}, "layout: 'nowhere'"),
     ],
 )  # fmt: skip

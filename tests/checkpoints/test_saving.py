@@ -212,6 +212,13 @@ def test_hub_without_config(tmp_path, monkeypatch):
         satlens.load("someone/pickles-only")
 
 
+def test_hub_repository_of_pickles(folder, monkeypatch):
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: str(folder))
+    with pytest.raises(CheckpointError, match="someone/pickles-only: has no safetensors weights"):
+        satlens.load("someone/pickles-only")
+
+
 @pytest.mark.parametrize("name", ["/no/such/folder", "./runs/final", "a/b/c", "runs\\x"])
 def test_paths_are_never_taken_for_hub_ids(name, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", pytest.fail)

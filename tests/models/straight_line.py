@@ -1,7 +1,8 @@
 """A straight-line evaluation of architectures as their papers state them, in float64.
 
 Nothing here is shared with the implementation: heads are looped over, positions are rotated as
-complex numbers, every read recomputes its sources from the list of all sublayer outputs.
+complex numbers, every read recomputes its sources from the list of all sublayer outputs. The depth
+streams are in ``straight_line_streams.py``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from straight_line_streams import STREAMS, rms
 
 import satlens
 
@@ -39,15 +41,14 @@ def random_tokens(rows=2, length=9, vocab=29, seed=1):
 
 
 class Trace(NamedTuple):
-    """What a straight-line pass leaves behind."""
+    """What a straight-line pass leaves behind; dictionaries are keyed by hook point."""
 
     logits: torch.Tensor
     routes: dict[str, torch.Tensor]
     gates: dict[str, torch.Tensor]
-
-
-def rms(x, eps):
-    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    reads: dict[str, torch.Tensor]
+    added: list[torch.Tensor]
+    """The embedding and the output of each sublayer, (B, T, D) each."""
 
 
 def rotate(x, theta):
@@ -73,13 +74,17 @@ def visible(cfg, length, documents):
     return table
 
 
-def attend(cfg, W, at, x_qk, x_v, mix, mask):
-    """One attention sublayer; ``mix`` turns the layer's values (B, T, K, E) into V'."""
+def attend(cfg, W, at, x_q, x_v, mix, mask, x_k=None):
+    """One attention sublayer; ``mix`` turns the layer's values (B, T, K, E) into V'.
+
+    Keys read what queries read unless ``x_k`` is given.
+    """
+    x_k = x_q if x_k is None else x_k
     H, K, E = cfg.n_heads, cfg.n_key_value_heads, cfg.d_head
     weight = W[at + "qkv.weight"]
     bias = W.get(at + "qkv.bias", torch.zeros(weight.shape[0], dtype=torch.float64))
-    q = (x_qk @ weight[: H * E].T + bias[: H * E]).unflatten(-1, (H, E))
-    k = (x_qk @ weight[H * E : (H + K) * E].T + bias[H * E : (H + K) * E]).unflatten(-1, (K, E))
+    q = (x_q @ weight[: H * E].T + bias[: H * E]).unflatten(-1, (H, E))
+    k = (x_k @ weight[H * E : (H + K) * E].T + bias[H * E : (H + K) * E]).unflatten(-1, (K, E))
     v = (x_v @ weight[(H + K) * E :].T + bias[(H + K) * E :]).unflatten(-1, (K, E))
     if cfg.qk_norm:
         q = rms(q, cfg.qk_norm_eps) * W[at + "q_norm.weight"]
@@ -136,73 +141,25 @@ def mix_rule(cfg, W, layer, x_v, v_first, gates):
     return lambda v: first * v_first + second * v
 
 
-def block_sums(embedding, outputs, size):
-    """Sources of a read after these sublayers: the embedding, then sums of ``size`` outputs."""
-    starts = range(0, len(outputs), size)
-    return [embedding, *(sum(outputs[s : s + size]) for s in starts)]
-
-
-def route(cfg, W, at, role, sources):
-    """Softmax weights (B, T, n) of one role of a read."""
-    query = W[at + ("query_v" if role == "v" else "query")]
-    gamma = W[at + "gamma"]
-    scores = torch.stack([(rms(s, cfg.norm_eps) * gamma) @ query for s in sources], -1)
-    if at + "bias" in W:
-        scores = scores + W[at + "bias"][1 if role == "v" else 0]
-    return scores.softmax(-1)
-
-
-def mixture(weights, sources):
-    return sum(weights[..., i : i + 1] * s for i, s in enumerate(sources))
-
-
 def evaluate(model, tokens, documents=None) -> Trace:
-    """Logits, routes and gates of any residual, AttnRes or RD-AttnRes model."""
+    """Logits, routes, gates and reads of any model."""
     cfg, W = model.cfg, {k: v.detach().double() for k, v in model.state_dict().items()}
-    embedding, outputs, v_first = W["embed.weight"][tokens], [], None
+    embedding, v_first, gates = W["embed.weight"][tokens], None, {}
+    stream = STREAMS[cfg.stream.kind](cfg, W, embedding)
     mask = visible(cfg, tokens.shape[1], documents)
-    routes, gates = {}, {}
-    routed = cfg.stream.kind != "residual"
 
-    def read(at, hook):
-        if not routed:
-            return embedding + sum(outputs)
-        sources = block_sums(embedding, outputs, cfg.stream.block_size)
-        routes[hook] = route(cfg, W, at, "shared", sources)
-        return mixture(routes[hook], sources)
-
-    def read_roles(at, layer):
-        if cfg.stream.kind != "rd_attnres":
-            h = read(at, f"blocks.{layer}.hook_route_attn")
-            return h, h
-        sources = block_sums(embedding, outputs, cfg.stream.block_size)
-        qk, v = (route(cfg, W, at, role, sources) for role in ("qk", "v"))
-        control = cfg.stream.control
-        if control == "tied":
-            v = qk
-        elif control == "frozen_v":
-            v = torch.full_like(v, 1 / len(sources))
-        h_qk, h_v = mixture(qk, sources), mixture(v, sources)
-        if control == "average":
-            h_qk = h_v = (h_qk + h_v) / 2
-            qk = v = (qk + v) / 2
-        routes[f"blocks.{layer}.hook_route_qk"] = qk
-        routes[f"blocks.{layer}.hook_route_v"] = v
-        return h_qk, h_v
+    def norm(name, x):
+        return rms(x, cfg.norm_eps) * W[name + ".weight"]
 
     for layer in range(cfg.n_layers):
         at = f"blocks.{layer}."
-        h_qk, h_v = read_roles(at + "attn_read.", layer)
-        x_qk, x_v = (rms(h, cfg.norm_eps) * W[at + "ln1.weight"] for h in (h_qk, h_v))
+        pairs = zip(stream.attention_norms(layer), stream.attention_reads(layer), strict=True)
+        x_q, x_k, x_v = (norm(at + name, x) for name, x in pairs)
         mix = mix_rule(cfg, W, layer, x_v, v_first, gates)
-        out, v = attend(cfg, W, at + "attn.", x_qk, x_v, mix, mask)
-        outputs.append(out)
+        out, v = attend(cfg, W, at + "attn.", x_q, x_v, mix, mask, x_k)
+        stream.add(out)
         v_first = v if layer == 0 else v_first
-        y = rms(read(at + "mlp_read.", at + "hook_route_mlp"), cfg.norm_eps) * W[at + "ln2.weight"]
-        outputs.append(feed_forward(W, at + "mlp.", y))
-    if routed and not cfg.stream.output_read:
-        last = embedding + sum(outputs)
-    else:
-        last = read("out_read.", "hook_route_out")
-    table = W.get("unembed.weight", W["embed.weight"])
-    return Trace(rms(last, cfg.norm_eps) * W["ln_final.weight"] @ table.T, routes, gates)
+        stream.add(feed_forward(W, at + "mlp.", norm(at + "ln2", stream.mlp_read(layer))))
+    last = norm("ln_final", stream.output_read())
+    logits = last @ W.get("unembed.weight", W["embed.weight"]).T
+    return Trace(logits, stream.routes, gates, stream.reads, [embedding, *stream.outputs])

@@ -37,6 +37,9 @@ COUNTS = {
     "transformer-xl": 1_298_764_800,
     "resformer-xl": 1_298_764_847,
     "satformer-xl": 1_300_272_128,
+    "hyperconnections-small": 128_522_940,
+    "hyperconnections-medium": 335_057_064,
+    "hyperconnections-large": 766_849_884,
     "attnres-s": 119_791_296,
     "attnres-m": 343_039_424,
     "rd-attnres-s": 119_800_512,
@@ -61,9 +64,10 @@ def test_shared_weights_start_equal():
     reference = start("transformer", 3)
     for name in VARIANTS:
         state = start(name, 3)
-        assert reference.keys() <= state.keys()
         for key, value in reference.items():
-            assert torch.equal(state[key], value), (name, key)
+            # MUDD's attention reads have a norm each.
+            own = key if key in state else key.replace("ln1", "ln1_q")
+            assert torch.equal(state[own], value), (name, key)
     assert not torch.equal(start("transformer", 4)["embed.weight"], reference["embed.weight"])
     gates = {start("satformer", s)["blocks.1.attn.values.alpha.weight"] for s in (0, 1)}
     assert len({g.sum().item() for g in gates}) == 2
@@ -71,7 +75,7 @@ def test_shared_weights_start_equal():
 
 def test_every_parameter_belongs_to_a_family():
     for name in EVERY:
-        fields = {"route_bias": True} if "attnres" in name else {}
+        fields = {"route_bias": True} if name.startswith(("attnres", "rd-")) else {}
         for parameter, _ in build(name, qkv_bias=True, qk_norm=True, **fields).named_parameters():
             family(parameter)
 
@@ -240,8 +244,8 @@ def test_activation_checkpointing_gives_the_same_gradients(name):
 def test_bf16_autocast(name):
     """fp32 master weights, bf16 products: same loss to bf16's precision, fp32 gradients."""
     model = build(name, dtype=torch.float32)
-    for parameter in model.parameters():
-        parameter.data.mul_(0.5)
+    for parameter in model.parameters():  # a tame model: no gradient is a difference of large ones
+        parameter.data.mul_(0.4)
     tokens = random_tokens(4, 16)
     exact = model(tokens, return_type="loss")
     exact.backward()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mock_tables as mock
 import numpy as np
+import pandas as pd
 import pytest
 
 from satlens.errors import AnalysisError
@@ -36,6 +37,10 @@ def cases() -> dict:
     kinds = {"zero": 0.07, "mean": 0.04, "shuffle": -0.05}
     pairs = {("satformer", "transformer"): (-0.047, -0.045)}
     evaluation = mock.evaluation()
+    states, streams = (mock.signed_route_weights(kind) for kind in ("states", "streams"))
+    pairs_of_roles = [f"attn {pair}" for pair in ("q|k", "q|v", "q|r", "k|v", "k|r", "v|r")]
+    several = [mock.divergence().assign(comparison=name) for name in pairs_of_roles]
+    several = pd.concat(several, ignore_index=True)
     return {
         "gates": ("sparsity", gates, {}, {}),
         "gates without a baseline": ("sparsity", gates.drop(columns=["mean_init"]), {}, {}),
@@ -51,6 +56,30 @@ def cases() -> dict:
         "no sites": ("sparsity", gates.iloc[:0], {}, {}),
         "route weights": ("route_weights", weights, {}, {}),
         "deep route weights": ("route_weights", mock.route_weights(32, False), {}, {}),
+        "signed routes over states": (
+            "sparsity",
+            mock.signed_routes(states),
+            {},
+            {"route_weights": states},
+        ),
+        "routes over streams": (
+            "sparsity",
+            mock.signed_routes(streams),
+            {},
+            {"route_weights": streams},
+        ),
+        "gates above signed routes": (
+            "sparsity",
+            pd.concat([gates, mock.signed_routes(states)], ignore_index=True),
+            {},
+            {"route_weights": states},
+        ),
+        "effective routes": ("routes", mock.effective_routes(), {}, {}),
+        "effective routes of four roles": ("routes", mock.effective_routes(roles="qkvr"), {}, {}),
+        "effective routes of 32 layers": ("routes", mock.effective_routes(32, "qkvr"), {}, {}),
+        "effective routes of one layer": ("routes", mock.effective_routes(1), {}, {}),
+        "reads": ("routes_reads", mock.effective_reads(mock.effective_routes()), {}, {}),
+        "divergence of six pairs": ("divergence", several, {}, {}),
         "categories": (
             "categories",
             mock.categories(cells),

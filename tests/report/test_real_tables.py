@@ -11,8 +11,10 @@ from satlens.analysis.categories import categories
 from satlens.analysis.divergence import divergence
 from satlens.analysis.evaluation import evaluate
 from satlens.analysis.result import Result
+from satlens.analysis.routes import routes
 from satlens.analysis.sparsity import sparsity
 from satlens.data.tokenizers import train_bpe
+from satlens.models.initialise import family
 from satlens.plotting import figure_for, picture_bytes
 from satlens.report import words
 
@@ -30,7 +32,13 @@ def tokenizer():
     return train_bpe(TEXTS, 300)
 
 
-@pytest.fixture(params=["satformer", "resformer", "attnres", "rd-attnres"])
+VARIANTS = [
+    *("satformer", "resformer", "attnres", "rd-attnres", "delta-attnres"),
+    *("denseformer", "muddformer", "muddformer-prepost", "hyperconnections"),
+]
+
+
+@pytest.fixture(params=VARIANTS)
 def model(request, tokenizer):
     torch.manual_seed(0)
     fields = {"n_layers": 3, "d_model": 16, "n_heads": 2, "d_vocab": 300, "n_ctx": 32}
@@ -38,7 +46,8 @@ def model(request, tokenizer):
     made.tokenizer = tokenizer
     with torch.no_grad():
         for name, weight in made.named_parameters():
-            if "query" in name or "alpha" in name:
+            routed = family(name) in ("gates", "routes") and not name.endswith("gamma")
+            if routed:
                 weight += 0.3 * torch.randn_like(weight)
     return made
 
@@ -64,12 +73,29 @@ def test_every_analysis_is_drawn_and_put_into_words(model) -> None:
         ("gate", "zero"),
         ("gate", "mean"),
         ("gate", "shuffle"),
+        ("route", "zero"),
         ("route", "uniform"),
         ("route", "mean"),
         ("route", "tie_v"),
     }
     assert not any("the intervention" in sentence for sentence in said)
 
+    found = evaluate(model, TEXTS, **OPTIONS)
+    drawn(found)
+
+
+def test_effective_routes_are_drawn_and_put_into_words(model) -> None:
+    found = routes(model, TEXTS, **OPTIONS)
+    drawn(found)
+    said = "\n".join(words.routes(found.table, found.summary))
+    assert ("same for every token" in said) == found.summary["static"]
+    assert ("differ between channels" in said) == getattr(model.cfg.stream, "pre_post_norm", False)
+    assert ("no component is subtracted" in said) == (not found.summary["signed"])
+    assert "add up to every read within" in said
+
+
+@pytest.mark.parametrize("model", VARIANTS[:5], indirect=True)
+def test_categories_are_drawn_and_put_into_words(model) -> None:
     found = categories(model, TEXTS, tagger="wordlist", **OPTIONS)
     drawn(found)
     table = found.part("categories_contrasts").table
@@ -77,9 +103,6 @@ def test_every_analysis_is_drawn_and_put_into_words(model) -> None:
     single = table["flags"].str.contains("single_source")
     assert single.sum() == sum(s.kind == "route" and len(s.sources) == 1 for s in model.sites)
     assert words.categories_across("arm", {0: table})
-
-    found = evaluate(model, TEXTS, **OPTIONS)
-    drawn(found)
 
 
 def test_divergence_is_drawn_and_put_into_words(tokenizer) -> None:

@@ -232,6 +232,24 @@ def test_the_page_says_which_part_of_the_documents_was_read(copy) -> None:
     assert "openings of documents" in text
 
 
+def test_arms_of_signed_routes_are_reported_without_what_they_do_not_have(copy) -> None:
+    weights = mock.signed_route_weights("states")
+    parts = (Result("route_weights", weights, keys=("source_index",)),)
+    summary = mock.signed_route_summary()
+    save(copy, "mudd-seed0", "sparsity", mock.signed_routes(weights), summary, parts=parts)
+    table = mock.effective_routes(roles="qkvr")
+    reads = (Result("routes_reads", mock.effective_reads(table)),)
+    summary = mock.effective_summary()
+    save(copy, "mudd-seed0", "routes", table, summary, keys=("component_index",), parts=reads)
+    text = text_of(copy)
+    assert "Of what do reads consist?" in text
+    assert "mudd (seed 0): by the norms of what components bring" in text
+    assert "mudd (seed 0): the weights of 29 reads are signed" in text
+    assert "mudd (seed 0): routes concentrate" not in text
+    assert "Signed weights have no entropy" in text
+    assert "routes reads of mudd, seed 0" in text.lower()
+
+
 def test_few_clusters_are_said_to_be_few(copy) -> None:
     table, summary = mock.evaluation()
     clusters = {"nll_over_clusters": mock.cell(4.2, 0.05, "few"), "n_clusters": 12}

@@ -7,6 +7,7 @@ import re
 
 import mock_tables as mock
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +106,13 @@ def gained(difference: float, established: bool = True, n_tokens: int = 73_000) 
 
 def ablated(total: float, gain: words.Gain | None = gained(-0.05), **options):  # noqa: B008
     return words.ablation(mock.ablation({"zero": total}, **options), {}, "satformer (seed 0)", gain)
+
+
+def test_taking_nothing_but_the_residual_is_said_of_routes_alone() -> None:
+    table = mock.ablation({"zero": 0.08}, target="route").assign(flags="static")
+    found = words.ablation(table, {}, "delta")
+    assert found[0].startswith("delta: taking nothing but the residual stream raises")
+    assert "weight of V_1" not in said(found)
 
 
 def test_damage_null_and_improvement_read_differently() -> None:
@@ -271,6 +279,72 @@ def test_routes_that_stayed_uniform_are_not_called_concentrated() -> None:
     assert "not shown to differ from uniform" in uniform
 
 
+def test_signed_routes_have_no_entropy_and_no_per_cent() -> None:
+    weights = mock.signed_route_weights("states")
+    found = words.sparsity(mock.signed_routes(weights), mock.signed_route_summary(), "mudd")
+    text = said(found)
+    assert "the weights of 29 reads are signed. By weight times size of the source" in text
+    assert "2.00 effective sources, 95 % interval [1.90, 2.10]; 20.0 % of what" in text
+    assert "Mean sum of weights where there is such a source: the embedding" in text
+    assert f"the embedding {MINUS}0.30 (95 % interval [{MINUS}0.35, {MINUS}0.25])" in text
+    assert "entropy" not in text
+    assert "concentrate" not in text
+    streams = mock.signed_routes(mock.signed_route_weights("streams"))
+    text = said(words.sparsity(streams, mock.signed_route_summary(embedding=False), "hyper"))
+    assert "all streams" in text
+    assert "embedding" not in text
+
+
+def test_static_and_empty_signed_routes_are_said_to_be() -> None:
+    table = mock.signed_routes(mock.signed_route_weights("states"))
+    summary = mock.signed_route_summary()
+    summary["routes"]["n_static"] = 29
+    text = said(words.sparsity(table, summary, "dense"))
+    assert "29 reads are signed, the same for every token" in text
+    assert "standard deviation" not in text
+    summary["routes"]["overall"]["norm_effective_sources"] = {"estimate": None, "flags": ""}
+    (finding,) = [f for f in words.sparsity(table, summary, "dense") if "are signed" in f]
+    assert finding.kind == "open"
+
+
+# -- effective routes ------------------------------------------------------------------------------
+
+
+def test_reads_are_compared_with_the_untrained_model() -> None:
+    table, summary = mock.effective_routes(), mock.effective_summary()
+    fewer = words.routes(table, summary, "mudd (seed 0)")[0]
+    assert "mudd (seed 0): by the norms of what components bring, a read consists of 5.0" in fewer
+    assert "fewer than the untrained model's 8.0" in fewer
+    summary["overall_init"]["effective_components"] = 4.0
+    assert "more than the untrained model's 4.0" in words.routes(table, summary)[0]
+    summary["overall_init"]["effective_components"] = 5.1
+    same = words.routes(table, summary)[0]
+    assert same.kind == "open"
+    assert "no change is established" in same
+    del summary["overall_init"]
+    assert "the untrained model was not measured" in words.routes(table, summary)[0]
+
+
+def test_signs_tokens_and_channels_are_told_as_they_are() -> None:
+    table = mock.effective_routes()
+    text = said(words.routes(table, mock.effective_summary()))
+    assert "Components with a negative coefficient are 10.0 % of their size" in text
+    assert "add up to every read within 3e-07 of its size" in text
+    text = said(words.routes(table, mock.effective_summary(signed=False)))
+    assert "no component is subtracted" in text
+    text = said(words.routes(table, {**mock.effective_summary(), "static": True}))
+    assert "the same for every token" in text
+    text = said(words.routes(table, mock.effective_summary(per_channel=True)))
+    assert "negative coefficient (its mean over channels)" in text
+    assert "Norms act inside the reads" in text
+
+
+def test_a_model_of_one_layer_has_no_largest_sublayer_to_name() -> None:
+    table = mock.effective_routes(1)
+    one = table[table["sublayer"] != "out"]
+    assert "largest share of one" not in said(words.routes(one, mock.effective_summary()))
+
+
 def test_the_roles_of_routes_are_compared_by_their_intervals() -> None:
     table = mock.routes(mock.route_weights())
 
@@ -347,6 +421,21 @@ def test_divergence_is_read_against_the_untrained_routes() -> None:
     same = words.divergence(mock.divergence(level=0.0), mock.divergence_summary(0.0, 0.001))
     assert same[0].kind == "open"
     assert "are not told apart" in same[0]
+
+
+def test_divergences_of_several_roles_and_of_components_name_what_they_compare() -> None:
+    table = mock.divergence()
+    pairs = [table.assign(role=role) for role in ("q|k", "q|v", "k|v")]
+    several = pd.concat(pairs, ignore_index=True).assign(flags="norm_rectified")
+    found = words.divergence(several, mock.divergence_summary(), "mudd")
+    assert found[0].startswith("mudd: the q, k and v routes of each two differ")
+    assert "Signed weights are no distribution" in said(found)
+    reads = table.assign(site=[f"L{k}.attn.read" for k in table["layer"]])
+    found = words.divergence(reads, mock.divergence_summary(), "attnres")
+    assert "reads of one layer and of consecutive layers, by their components, differ" in found[0]
+    assert "Signed weights" not in said(found)
+    across = words.divergence_across("attnres", {0: (reads, mock.divergence_summary())})
+    assert "reads, by their components, differ" in across[0]
 
 
 def test_a_divergence_is_told_in_its_own_unit_with_its_own_bound() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic.dataclasses import dataclass
 
 from satlens.checkpoints.layouts.base import Rule, only
-from satlens.config import STRICT, ModelConfig, ResidualStream, make
+from satlens.config import STRICT, ModelConfig, NoValueResidual, ResidualStream, make
 from satlens.errors import ConfigError
 
 QK_NORM_EPS = 1e-5
@@ -51,12 +51,14 @@ class BackboneKeys:
         return 256 * math.ceil(width / 256)
 
 
-def check_head_split(width: int, heads: int, kv_heads: int | None, key: str) -> None:
+def check_head_split(
+    width: int, heads: int, kv_heads: int | None, key: str, kv_key: str = "num_kv_heads"
+) -> None:
     """Raise ValueError for heads that do not divide the width, naming both fields."""
     if width <= 0 or heads <= 0 or width % heads:
         raise ValueError(f"hidden_size={width} does not split into {key}={heads} heads")
     if kv_heads is not None and (kv_heads <= 0 or heads % kv_heads):
-        raise ValueError(f"{key}={heads} is not a multiple of num_kv_heads={kv_heads}")
+        raise ValueError(f"{key}={heads} is not a multiple of {kv_key}={kv_heads}")
 
 
 K = TypeVar("K", bound=BackboneKeys)
@@ -72,6 +74,11 @@ def read_keys(cls: type[K], config: dict[str, Any], where: str) -> K:
     only(config, "rope_scaling", (None,), where)
     only(config, "quantization_config", (None,), where)
     only(config, "attn", (None,), where)
+    if config.get("attn_res_block_size") is not None:
+        raise ConfigError(
+            f"{where}: attn_res_block_size: counts layers (as in Kimi K3's configurations); this "
+            "layout states attnres_block_size, in sublayers"
+        )
     known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
     return make(cls, {k: v for k, v in config.items() if k in known}, where)
 
@@ -100,21 +107,25 @@ def backbone_config(keys: BackboneKeys, where: str, **parts: Any) -> ModelConfig
     return make(ModelConfig, values, where)
 
 
-def backbone_keys(cfg: ModelConfig, layout: str) -> dict[str, Any]:
+def backbone_keys(cfg: ModelConfig, layout: str, mlp_width: int | None = None) -> dict[str, Any]:
     """Their keys from our configuration.
+
+    Args:
+        cfg: ours.
+        layout: name of theirs, for errors.
+        mlp_width: what ``intermediate_size`` states, where it is not every layer's width.
 
     Raises:
         ConfigError: a field their backbone cannot express.
     """
     _, _, d_head = head_sizes(cfg)
+    width = mlp_width or uniform_width(cfg)
     refusals = {
         "d_head": cfg.n_heads * d_head != cfg.d_model,
-        "d_mlp": not isinstance(cfg.d_mlp, int) or cfg.d_mlp <= 0,
+        "d_mlp": not width,
         "qk_norm_eps": cfg.qk_norm and cfg.qk_norm_eps != QK_NORM_EPS,
     }
-    for field, refused in refusals.items():
-        if refused:
-            raise cannot_express(layout, field, getattr(cfg, field))
+    refuse(cfg, layout, refusals)
     return {
         "hidden_size": cfg.d_model,
         "num_hidden_layers": cfg.n_layers,
@@ -126,7 +137,7 @@ def backbone_keys(cfg: ModelConfig, layout: str) -> dict[str, Any]:
         "rope_theta": cfg.rope_theta,
         "max_position_embeddings": cfg.n_ctx,
         "hidden_ratio": 4,
-        "intermediate_size": cfg.d_mlp,
+        "intermediate_size": width,
         "hidden_act": "swish",
         "initializer_range": 0.02,
         "elementwise_affine": True,
@@ -141,28 +152,55 @@ def cannot_express(layout: str, field: str, value: object) -> ConfigError:
     return ConfigError(f"{field}: the {layout} layout cannot express {value!r}")
 
 
-def require_residual(cfg: ModelConfig, layout: str) -> None:
-    """Raise unless the stream is the ordinary one."""
-    if not isinstance(cfg.stream, ResidualStream):
-        raise cannot_express(layout, "stream", cfg.stream.kind)
+def refuse(cfg: ModelConfig, layout: str, refusals: dict[str, bool]) -> None:
+    """Raise for the first field that is refused; the parts' fields as ``stream.block_size``.
+
+    Raises:
+        ConfigError: naming the field and its value.
+    """
+    for field, refused in refusals.items():
+        if refused:
+            value = cfg
+            for name in field.split("."):
+                value = getattr(value, name)
+            raise cannot_express(layout, field, getattr(value, "kind", value))
 
 
-def backbone_rules(cfg: ModelConfig) -> Iterator[Rule]:
+def require_plain(cfg: ModelConfig, layout: str) -> None:
+    """Raise unless the model is an ordinary transformer."""
+    refusals = {
+        "stream": not isinstance(cfg.stream, ResidualStream),
+        "value_residual": not isinstance(cfg.value_residual, NoValueResidual),
+    }
+    refuse(cfg, layout, refusals)
+
+
+def uniform_width(cfg: ModelConfig) -> int | None:
+    """The MLP width that all layers have; None where they differ."""
+    widths = {cfg.d_mlp_of(layer) for layer in range(cfg.n_layers)}
+    return widths.pop() if len(widths) == 1 else None
+
+
+# Our attention norms and theirs.
+Norms = tuple[tuple[str, str], ...]
+
+
+def backbone_rules(
+    cfg: ModelConfig, attention_norms: Norms = (("ln1", "attn_norm"),)
+) -> Iterator[Rule]:
     """Every tensor of the backbone."""
     d, vocab = cfg.d_model, cfg.d_vocab
     yield one("embed.weight", "model.embeddings.weight", (vocab, d))
     heads, _, d_head = head_sizes(cfg)
     for layer in range(cfg.n_layers):
         ours, theirs = f"blocks.{layer}.", f"model.layers.{layer}."
-        yield one(ours + "ln1.weight", theirs + "attn_norm.weight", (d,))
+        for norm, their_norm in attention_norms:
+            yield one(f"{ours}{norm}.weight", f"{theirs}{their_norm}.weight", (d,))
         yield from qkv_rules(cfg, ours + "attn.qkv.", theirs + "attn.")
         yield one(ours + "attn.o.weight", theirs + "attn.o_proj.weight", (d, heads * d_head))
-        if cfg.qk_norm:
-            for norm in ("q_norm", "k_norm"):
-                name = f"attn.{norm}.weight"
-                yield one(ours + name, theirs + name, (d_head,))
+        yield from qk_norm_rules(cfg, ours + "attn.", theirs + "attn.")
         yield one(ours + "ln2.weight", theirs + "mlp_norm.weight", (d,))
-        yield from mlp_rules(cfg, layer, theirs)
+        yield from mlp_rules(cfg, layer, theirs + "mlp.")
     yield one("ln_final.weight", "model.norm.weight", (d,))
     if not cfg.tied_embeddings:
         yield one("unembed.weight", "lm_head.weight", (vocab, d))
@@ -180,23 +218,40 @@ def one(ours: str, theirs: str, shape: tuple[int, ...], own: tuple[int, ...] | N
     return Rule(ours, shape if own is None else own, ((theirs, shape),))
 
 
-def qkv_rules(cfg: ModelConfig, ours: str, theirs: str) -> Iterator[Rule]:
+def qkv_rules(
+    cfg: ModelConfig,
+    ours: str,
+    theirs: str,
+    names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj"),
+) -> Iterator[Rule]:
     """The fused projection, rows q | k | v."""
     heads, kv_heads, d_head = head_sizes(cfg)
     q, kv = heads * d_head, kv_heads * d_head
-    projections = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    projections = dict(zip(names, (q, kv, kv), strict=True))
     for kind, tail in (("weight", (cfg.d_model,)), ("bias", ())):
         if kind == "weight" or cfg.qkv_bias:
             parts = tuple((f"{theirs}{n}.{kind}", (rows, *tail)) for n, rows in projections.items())
             yield Rule(ours + kind, (q + 2 * kv, *tail), parts)
 
 
-def mlp_rules(cfg: ModelConfig, layer: int, theirs: str) -> Iterator[Rule]:
-    """The fused MLP input, rows gate | up, and its output."""
+def qk_norm_rules(cfg: ModelConfig, ours: str, theirs: str) -> Iterator[Rule]:
+    """The norms over query and key heads, where there are any."""
+    for norm in ("q_norm", "k_norm") if cfg.qk_norm else ():
+        yield one(f"{ours}{norm}.weight", f"{theirs}{norm}.weight", (head_sizes(cfg)[2],))
+
+
+def mlp_rules(
+    cfg: ModelConfig,
+    layer: int,
+    theirs: str,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Iterator[Rule]:
+    """The fused MLP input, rows gate | up, and its output; an MLP of width 0 has no tensors."""
     d, m = cfg.d_model, cfg.d_mlp_of(layer)
-    parts = tuple((f"{theirs}mlp.{n}_proj.weight", (m, d)) for n in ("gate", "up"))
-    yield Rule(f"blocks.{layer}.mlp.gate_up.weight", (2 * m, d), parts)
-    yield one(f"blocks.{layer}.mlp.down.weight", f"{theirs}mlp.down_proj.weight", (d, m))
+    if m:
+        gate, up, down = (f"{theirs}{name}.weight" for name in names)
+        yield Rule(f"blocks.{layer}.mlp.gate_up.weight", (2 * m, d), ((gate, (m, d)), (up, (m, d))))
+        yield one(f"blocks.{layer}.mlp.down.weight", down, (d, m))
 
 
 def tied_head(cfg: ModelConfig, embeddings: str) -> tuple[str, str] | None:

@@ -16,7 +16,8 @@ from satlens.errors import CheckpointError, ConfigError
 class Rule(NamedTuple):
     """One of our tensors and the tensors it is made of in another layout.
 
-    Theirs, stacked along the first axis and reshaped, are ours.
+    Theirs, stacked along the first axis and reshaped, are ours: rows of a fused matrix, or
+    vectors that we keep as rows of one matrix.
     """
 
     ours: str
@@ -35,7 +36,8 @@ class Rule(NamedTuple):
         if len(self.parts) == 1:
             name, shape = self.parts[0]
             return {name: tensor.reshape(shape)}
-        pieces = tensor.split([shape[0] for _, shape in self.parts])
+        rows = tensor.reshape(-1, *self.parts[0][1][1:])
+        pieces = rows.split([shape[0] for _, shape in self.parts])
         return {name: piece for (name, _), piece in zip(self.parts, pieces, strict=True)}
 
 
@@ -50,8 +52,8 @@ class Layout(ABC):
     """Pattern of tensors that old files carry and that follow from the config."""
 
     @abstractmethod
-    def matches(self, config: dict[str, Any]) -> bool:
-        """Whether a ``config.json`` is in this layout."""
+    def matches(self, config: dict[str, Any], value_residual: str | None = None) -> bool:
+        """Whether a ``config.json`` is in this layout, given what the caller said of it."""
 
     @abstractmethod
     def model_config(
@@ -79,6 +81,14 @@ class Layout(ABC):
         """A tensor that a tied checkpoint may repeat, and the one it must equal."""
         return None
 
+    def zeros(self, cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Their tensors that have no counterpart here and do nothing while they are zero."""
+        return {}
+
+    def modernised(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Their tensors under the names that :meth:`rules` gives, where older files have others."""
+        return tensors
+
     # -- what follows from the above ----------------------------------------------------------
 
     def write(
@@ -89,16 +99,21 @@ class Layout(ABC):
         theirs: dict[str, Tensor] = {}
         for rule in self.rules(cfg):
             theirs.update(rule.split(state[rule.ours]))
+        dtype = state["embed.weight"].dtype
+        for name, shape in self.zeros(cfg).items():
+            theirs[name] = torch.zeros(shape, dtype=dtype)
         return config, theirs
 
     def gather(self, cfg: ModelConfig, tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
         """Their tensors -> our state dict, every one accounted for.
 
         Raises:
-            CheckpointError: missing, extra or misshaped tensors, by name.
+            CheckpointError: missing, extra or misshaped tensors, or such that have no counterpart
+                here without being zero, by name.
         """
-        rules = self.rules(cfg)
-        expected = dict(part for rule in rules for part in rule.parts)
+        tensors = self.modernised(tensors)
+        rules, zeros = self.rules(cfg), self.zeros(cfg)
+        expected = dict(part for rule in rules for part in rule.parts) | zeros
         missing = [name for name in expected if name not in tensors]
         if missing:
             raise CheckpointError(f"{where}: missing tensors: {_listed(missing)}")
@@ -116,6 +131,11 @@ class Layout(ABC):
                 found = [*tensors[name].shape]
                 raise CheckpointError(
                     f"{where}: tensor {name} has shape {found}, config.json asks for {[*shape]}"
+                )
+        for name in zeros:
+            if tensors[name].any():
+                raise CheckpointError(
+                    f"{where}: tensor {name} must be zero: satlens has no such part"
                 )
         return {rule.ours: rule.join(tensors) for rule in rules}
 

@@ -18,6 +18,7 @@ from satlens.checkpoints.layouts.backbone import (
     cannot_express,
     one,
     read_keys,
+    refuse,
     tied_head,
 )
 from satlens.checkpoints.layouts.base import Layout, Rule, no_value_residual
@@ -49,7 +50,7 @@ class Fla(Layout):
 
     name = "fla"
 
-    def matches(self, config: dict[str, Any]) -> bool:
+    def matches(self, config: dict[str, Any], value_residual: str | None = None) -> bool:
         kind = config.get("model_type")
         return kind == _RD or (kind == "transformer" and "attnres_block_size" in config)
 
@@ -76,10 +77,13 @@ class Fla(Layout):
             return {**keys, **plain}
         if not isinstance(stream, AttnResStream | RoleDecoupledStream):
             raise cannot_express(self.name, "stream", stream.kind)
-        for field, only_value in (("output_read", True), ("route_bias", False)):
-            value = getattr(stream, field)
-            if value is not only_value:
-                raise cannot_express(self.name, f"stream.{field}", value)
+        own_gamma = isinstance(stream, RoleDecoupledStream) and stream.own_value_gamma
+        refusals = {
+            "stream.output_read": not stream.output_read,
+            "stream.route_bias": stream.route_bias,
+            "stream.own_value_gamma": own_gamma,
+        }
+        refuse(cfg, self.name, refusals)
         keys["attnres_block_size"] = stream.block_size
         if isinstance(stream, AttnResStream):
             return {**keys, **plain}

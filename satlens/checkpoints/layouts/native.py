@@ -12,6 +12,8 @@ from satlens.errors import CheckpointError
 from satlens.models.decoder import Decoder
 
 FORMAT, VERSION = "satlens", 1
+# What transformers' Auto classes look a class up by; satlens.interop.huggingface defines it.
+HUGGING_FACE = {"model_type": "satlens", "architectures": ["SatlensForCausalLM"]}
 
 
 class Native(Layout):
@@ -20,7 +22,7 @@ class Native(Layout):
     name = FORMAT
     has_manifest = True
 
-    def matches(self, config: dict[str, Any]) -> bool:
+    def matches(self, config: dict[str, Any], value_residual: str | None = None) -> bool:
         return config.get("format") == FORMAT
 
     def model_config(
@@ -40,7 +42,7 @@ class Native(Layout):
         return make(ModelConfig, model, f"{where}: model")
 
     def config_of(self, cfg: ModelConfig) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, "model": to_dict(cfg)}
+        return {**HUGGING_FACE, "format": FORMAT, "version": VERSION, "model": to_dict(cfg)}
 
     def rules(self, cfg: ModelConfig) -> list[Rule]:
         with torch.device("meta"):

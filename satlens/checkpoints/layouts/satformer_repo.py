@@ -1,128 +1,100 @@
-"""The SATFormer repository's ``final/`` and ``latest/`` folders: its residual-stream models."""
+"""The SATFormer repository's ``final/`` and ``latest/`` folders (arXiv 2605.03953 and its code)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 from satlens.checkpoints.layouts.backbone import (
-    BackboneKeys,
     backbone_config,
     backbone_keys,
     backbone_rules,
     cannot_express,
-    head_sizes,
-    one,
     read_keys,
-    require_residual,
     tied_head,
 )
 from satlens.checkpoints.layouts.base import Layout, Rule, no_value_residual
-from satlens.config import (
-    STRICT,
-    GatedValueResidual,
-    GateFunction,
-    ModelConfig,
-    NoValueResidual,
-    StaticValueResidual,
-    ValueResidual,
-)
-from satlens.errors import ConfigError
+from satlens.checkpoints.layouts.satformer_kinds import KINDS, LAYOUT, Kind, plain_values
+from satlens.config import ModelConfig, ResidualStream
 
-_LATER = ("denseformer", "muddformer", "dhc")
-_MIXING = "attn.value_residual_mixing."
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class ValueKeys(BackboneKeys):
-    """Their keys of a value residual, on top of the backbone's."""
-
-    use_value_residual: bool = True
-    value_residual_gate: GateFunction = "relu"
-    value_residual_proj_bias: bool = False
-    value_residual_lambda2_init: float = 0.5
-    value_residual_last_k: int | None = None
+_BY_TYPE = {name: kind for kind in KINDS for name in (kind.model_type, *kind.aliases)}
+_FUSED = "_hc.dynamic_fused_proj"
 
 
 class SatformerRepo(Layout):
-    """``model_type`` transformer, ResFormer or SATFormer (arXiv 2605.03953 and its code)."""
+    """``model_type`` transformer, ResFormer, SATFormer, denseformer, muddformer or dhc.
 
-    name = "satformer_repo"
+    The MUDDFormer release shares ``muddformer``: there the width is ``dim``, here ``hidden_size``.
+    """
 
-    def matches(self, config: dict[str, Any]) -> bool:
+    name = LAYOUT
+
+    def matches(self, config: dict[str, Any], value_residual: str | None = None) -> bool:
         kind = config.get("model_type")
-        plain = kind == "transformer" and "attnres_block_size" not in config
-        return plain or kind in ("ResFormer", "SATFormer", *_LATER)
+        fla = kind == "transformer" and "attnres_block_size" in config
+        release = kind == "muddformer" and "dim" in config
+        return kind in _BY_TYPE and not fla and not release
 
     def model_config(
         self, config: dict[str, Any], where: str, value_residual: str | None = None
     ) -> ModelConfig:
         no_value_residual(value_residual, self.name)
-        kind = config["model_type"]
-        if kind in _LATER:
-            raise ConfigError(f"{where}: model_type: {kind!r} models are not supported yet")
-        keys = read_keys(ValueKeys, config, where)
-        return backbone_config(keys, where, value_residual=_value_residual(kind, keys))
+        kind = _BY_TYPE[config["model_type"]]
+        keys = read_keys(kind.keys, config, where)
+        return backbone_config(keys, where, **kind.parts(keys))
 
     def config_of(self, cfg: ModelConfig) -> dict[str, Any]:
-        require_residual(cfg, self.name)
-        keys = backbone_keys(cfg, self.name)
-        residual = cfg.value_residual
-        if isinstance(residual, NoValueResidual):
-            return {
-                **keys,
-                "model_type": "transformer",
-                "architectures": ["TransformerForCausalLM"],
-            }
-        keys |= {"use_value_residual": True, "value_residual_last_k": residual.last_k}
-        if isinstance(residual, GatedValueResidual):
-            return {
-                **keys,
-                "value_residual_gate": residual.gate,
-                "value_residual_proj_bias": residual.bias,
-                "model_type": "SATFormer",
-                "architectures": ["SATFormerForCausalLM"],
-            }
-        if residual.mode != "learnable_plus":
-            raise cannot_express(self.name, "value_residual.mode", residual.mode)
-        if cfg.n_layers == 1:
-            raise cannot_express(self.name, "n_layers", 1)
-        return {
-            **keys,
-            "value_residual_lambda2_init": residual.lambda2_init,
-            "model_type": "ResFormer",
-            "architectures": ["ResFormerForCausalLM"],
-        }
+        kind = _kind_of(cfg)
+        keys = {**backbone_keys(cfg, self.name, kind.mlp_width(cfg)), **kind.keys_of(cfg)}
+        return {**keys, "model_type": kind.model_type, "architectures": [kind.architecture]}
 
     def rules(self, cfg: ModelConfig) -> list[Rule]:
-        rules = list(backbone_rules(cfg))
-        residual = cfg.value_residual
-        for layer in cfg.value_layers:
-            ours, theirs = f"blocks.{layer}.attn.values.", f"model.layers.{layer}.{_MIXING}"
-            if isinstance(residual, StaticValueResidual):
-                rules.append(one(ours + "lambda2", theirs + "lambda2", ()))
-                continue
-            assert isinstance(residual, GatedValueResidual)
-            shape = (head_sizes(cfg)[1], cfg.d_model)
-            rules.append(one(ours + "alpha.weight", theirs + "alpha_proj.weight", shape))
-            if residual.bias:
-                rules.append(one(ours + "alpha.bias", theirs + "alpha_proj.bias", shape[:1]))
-        if isinstance(residual, StaticValueResidual) and cfg.n_layers > 1:
-            manager = "model.lambda_manager.lambda_"
-            rules.append(one("shared_lambda.scale", manager + "scale", ()))
-            rules.append(one("shared_lambda.logits", manager + "logits", (cfg.n_layers - 1,)))
-        return rules
+        kind = _kind_of(cfg)
+        return [*backbone_rules(cfg, kind.attention_norms), *kind.rules(cfg)]
 
     def tied_copy(self, cfg: ModelConfig) -> tuple[str, str] | None:
         return tied_head(cfg, "model.embeddings.weight")
 
+    def modernised(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Hyper-Connections were also published with one projection, columns beta | alpha."""
+        renamed = {}
+        for name, tensor in tensors.items():
+            if name.endswith(_FUSED) and tensor.ndim == 2:
+                stem = name.removesuffix("fused_proj")
+                renamed[stem + "beta_proj"] = tensor[:, 0]
+                renamed[stem + "alpha_proj"] = tensor[:, 1:]
+            else:
+                renamed[name] = tensor
+        return renamed
 
-def _value_residual(kind: str, keys: ValueKeys) -> ValueResidual:
-    if kind == "transformer" or not keys.use_value_residual:
-        return NoValueResidual()
-    last_k = keys.value_residual_last_k
-    if kind == "SATFormer":
-        bias = keys.value_residual_proj_bias
-        return GatedValueResidual(gate=keys.value_residual_gate, bias=bias, last_k=last_k)
-    return StaticValueResidual(lambda2_init=keys.value_residual_lambda2_init, last_k=last_k)
+
+def _kind_of(cfg: ModelConfig) -> Kind:
+    """The kind to write a model as.
+
+    Raises:
+        ConfigError: none of the six.
+    """
+    if not isinstance(cfg.stream, ResidualStream) and not plain_values(cfg):
+        raise cannot_express(LAYOUT, "value_residual", cfg.value_residual.kind)
+    for kind in KINDS:
+        if kind.fits(cfg):
+            return kind
+    raise cannot_express(LAYOUT, "stream", cfg.stream.kind)
+
+
+def recipe_config(recipe: dict[str, Any]) -> dict[str, Any] | None:
+    """The ``config.json`` of the model that one of the repository's recipes trains.
+
+    Its ``configs/{model}/{size}.json`` name a class and the keys that differ from its defaults.
+    None for anything else.
+    """
+    model = recipe.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("config_overrides"), dict):
+        return None
+    name = str(model.get("config_class_name")).removesuffix("Config")
+    for model_type, kind in _BY_TYPE.items():
+        named = (kind.architecture.removesuffix("ForCausalLM"), *kind.aliases)
+        if name in named:
+            return {**model["config_overrides"], "model_type": model_type}
+    return None

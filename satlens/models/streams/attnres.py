@@ -11,13 +11,15 @@ Shapes: B batch, T position, D model width, n sources.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from satlens.config import AttnResStream, ModelConfig, RoleDecoupledStream
+from satlens.config import AttnResStream, DeltaStream, ModelConfig, RoleDecoupledStream
 from satlens.models.attention import ForwardContext, Reads
 from satlens.models.block import Block, DepthStream, final_norm
 from satlens.models.layers import (
@@ -30,7 +32,8 @@ from satlens.models.layers import (
     rms_scale,
     visit,
 )
-from satlens.models.sites import EMBEDDING, AccessSite, Source
+from satlens.models.sites import AccessSite
+from satlens.models.streams.block_sites import BlockSumStream, route_sites, unfolded
 from satlens.models.streams.mixing import FusedRead, mix, route_weights
 
 
@@ -46,6 +49,10 @@ class AttnResState(NamedTuple):
     def sources(self) -> tuple[Tensor, ...]:
         return self.bank if self.partial is None else (*self.bank, self.partial)
 
+    def total(self) -> Tensor:
+        """Sum of all sources, (B, T, D): the ordinary residual stream."""
+        return reduce(torch.add, self.sources)
+
     def add(self, y: Tensor) -> AttnResState:
         """A sublayer's output joins the running sum."""
         partial = at_least_fp32(y) if self.partial is None else self.partial + y
@@ -60,41 +67,70 @@ class ReadPoints(NamedTuple):
 
 
 class DepthRead(nn.Module):
-    """Weights of one read: a query a role (zero at the start), shared gamma, optional bias."""
+    """Weights of one read: a query a role (zero at the start), gamma, optional bias.
+
+    ``base`` is added to every weight in the mixture: 0, or 1 where the mixture is added to the
+    residual stream, which is the sum of all sources. Roles share gamma, unless values have their
+    own by option.
+    """
 
     def __init__(self, cfg: ModelConfig, sublayer: int, two_roles: bool = False) -> None:
         super().__init__()
         stream = cfg.stream
-        assert isinstance(stream, AttnResStream | RoleDecoupledStream)
+        assert isinstance(stream, BlockSumStream)
+        additive = isinstance(stream, DeltaStream)
         n = n_sources(sublayer, stream.block_size)
+        self.base = int(additive)
         self.eps = cfg.norm_eps
         self.query = nn.Parameter(torch.zeros(cfg.d_model))
         self.query_v = nn.Parameter(torch.zeros(cfg.d_model)) if two_roles else None
         self.gamma = nn.Parameter(torch.ones(cfg.d_model))
-        self.bias = nn.Parameter(torch.zeros(1 + two_roles, n)) if stream.route_bias else None
+        own_gamma = two_roles and isinstance(stream, RoleDecoupledStream) and stream.own_value_gamma
+        self.gamma_v = nn.Parameter(torch.ones(cfg.d_model)) if own_gamma else None
+        has_bias = not additive and stream.route_bias
+        self.bias = nn.Parameter(torch.zeros(1 + two_roles, n)) if has_bias else None
 
     def explicit_weights(self, state: AttnResState, roles: int = 1) -> Tensor:
         """Weights of the first R roles, (n, B, T, R), with the graph intact."""
         sources = state.sources
         scales = tuple(rms_scale(s, self.eps) for s in sources)
-        bias = None if self.bias is None else at_least_fp32(self.bias[:roles])
-        gamma = at_least_fp32(self.gamma)
-        return route_weights(sources, self._queries(roles), gamma, scales, bias)
+        # Fewer sources than biases: the logit lens, whose blocks above are still to come.
+        n = len(sources)
+        bias = None if self.bias is None else at_least_fp32(self.bias[:roles, :n])
+        return route_weights(sources, *self._queries(roles), scales, bias)
 
     def fused(
         self, state: AttnResState, scales: tuple[Tensor, ...], norm: RMSNorm, roles: int = 1
     ) -> tuple[Tensor, ...]:
         """Normalised mixtures, one a role, without visiting hook points."""
-        gamma, weight = at_least_fp32(self.gamma), at_least_fp32(norm.weight)
-        dtype = compute_dtype(norm.weight)
+        weight, dtype = at_least_fp32(norm.weight), compute_dtype(norm.weight)
         return FusedRead.apply(
-            self._queries(roles), gamma, weight, norm.eps, dtype, scales, *state.sources
+            *self._queries(roles), weight, self.base, norm.eps, dtype, scales, *state.sources
         )
 
-    def _queries(self, roles: int) -> Tensor:
+    def mixture(self, state: AttnResState, weights: Tensor, edited: bool) -> Tensor:
+        """(B, T, D); a single source is read as it is unless its weight was edited."""
+        sources = state.sources
+        if len(sources) == 1 and not edited and not self.base:
+            return sources[0]
+        return mix(sources, weights + self.base if self.base else weights)
+
+    def hooked_mixture(self, state: AttnResState, weights: Tensor, points: ReadPoints) -> Tensor:
+        """Mixture of one role, its hook points visited: weights (n, B, T, 1) -> (B, T, D)."""
+        return isolated(points.read, self.mixture(state, *visit_route(points.route, weights)))
+
+    def _queries(self, roles: int) -> tuple[Tensor, Tensor]:
+        """Queries (R, D) of the first R roles and the gamma (D,) they share.
+
+        Only their products matter: gammas of their own are multiplied into the queries.
+        """
+        gamma = at_least_fp32(self.gamma)
         if roles == 1 or self.query_v is None:
-            return at_least_fp32(self.query)[None]
-        return at_least_fp32(torch.stack((self.query, self.query_v)))
+            return at_least_fp32(self.query)[None], gamma
+        queries = at_least_fp32(torch.stack((self.query, self.query_v)))
+        if self.gamma_v is None:
+            return queries, gamma
+        return queries * torch.stack((gamma, at_least_fp32(self.gamma_v))), torch.ones_like(gamma)
 
 
 def n_sources(sublayer: int, block_size: int) -> int:
@@ -108,17 +144,6 @@ def visit_route(point: HookPoint, weights: Tensor) -> tuple[Tensor, bool]:
     return (left.movedim(-1, 0)[..., None], True) if edited else (weights, False)
 
 
-def mixture_of(state: AttnResState, weights: Tensor, edited: bool) -> Tensor:
-    """(B, T, D); a single source is read as it is unless its weight was edited."""
-    sources = state.sources
-    return sources[0] if len(sources) == 1 and not edited else mix(sources, weights)
-
-
-def hooked_mixture(state: AttnResState, weights: Tensor, points: ReadPoints) -> Tensor:
-    """Mixture of one role with its hook points visited: weights (n, B, T, 1) -> (B, T, D)."""
-    return isolated(points.read, mixture_of(state, *visit_route(points.route, weights)))
-
-
 def close_block(
     state: AttnResState, sublayer: int, block_size: int, scale: Tensor | None
 ) -> AttnResState:
@@ -130,11 +155,11 @@ def close_block(
 
 
 class DepthReadingBlock(Block):
-    """What Block AttnRes and RD-AttnRes share: the MLP read, the write-back, block closing."""
+    """What streams over block sums share: the MLP read, the write-back, block closing."""
 
     def __init__(self, cfg: ModelConfig, layer: int) -> None:
         super().__init__(cfg, layer)
-        assert isinstance(cfg.stream, AttnResStream | RoleDecoupledStream)
+        assert isinstance(cfg.stream, BlockSumStream)
         self.block_size = cfg.stream.block_size
         self.two_roles = isinstance(cfg.stream, RoleDecoupledStream)
         self.attn_read = DepthRead(cfg, 2 * layer, self.two_roles)
@@ -172,8 +197,8 @@ def shared_read(
 ) -> Tensor:
     """A read that feeds a whole sublayer: normalised, (B, T, D)."""
     if _must_be_explicit(read, norm, points, eager=eager):
-        return norm(hooked_mixture(state, read.explicit_weights(state), points), eager)
-    if len(state.sources) == 1:
+        return norm(read.hooked_mixture(state, read.explicit_weights(state), points), eager)
+    if len(state.sources) == 1 and not read.base:
         return norm(state.sources[0])
     return read.fused(state, scales, norm)[0]
 
@@ -261,9 +286,9 @@ class RoleDecoupledBlock(DepthReadingBlock):
             weights_v = weights_v.clone()
         weights_qk, edited_qk = visit_route(qk.route, weights_qk)
         weights_v, edited_v = visit_route(v.route, weights_v)
-        raw_qk = mixture_of(state, weights_qk, edited_qk)
+        raw_qk = self.attn_read.mixture(state, weights_qk, edited_qk)
         same = same and not edited_qk and not edited_v
-        raw_v = raw_qk if same else mixture_of(state, weights_v, edited_v)
+        raw_v = raw_qk if same else self.attn_read.mixture(state, weights_v, edited_v)
         mixture_qk, edited_qk = self._visit_read(qk.read, raw_qk)
         mixture_v, edited_v = self._visit_read(v.read, raw_v)
         if same and not edited_qk and not edited_v:
@@ -293,7 +318,7 @@ class AttnRes(DepthStream):
     @staticmethod
     def finish(model: Any, state: AttnResState, eager: bool) -> Tensor:
         if model.out_read is None:
-            return final_norm(model, torch.stack(state.sources).sum(0), eager)
+            return final_norm(model, state.total(), eager)
         points = ReadPoints(model.hook_route_out, model.hook_out_read)
         scales = source_scales(state, model.out_read.eps)
         return shared_read(model.out_read, state, scales, model.ln_final, points, eager)
@@ -301,6 +326,10 @@ class AttnRes(DepthStream):
     @staticmethod
     def sites(cfg: ModelConfig) -> list[AccessSite]:
         return route_sites(cfg, ("shared",))
+
+    @staticmethod
+    def unfold(model: Any, recorded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        return unfolded(model.cfg, model.stream.sites(model.cfg), recorded)
 
 
 class RoleDecoupled(AttnRes):
@@ -311,43 +340,3 @@ class RoleDecoupled(AttnRes):
     @staticmethod
     def sites(cfg: ModelConfig) -> list[AccessSite]:
         return route_sites(cfg, ("qk", "v"))
-
-
-def block_sources(cfg: ModelConfig, sublayer: int) -> tuple[Source, ...]:
-    """The typed sources of a read: embedding, completed blocks, running sum last."""
-    assert isinstance(cfg.stream, AttnResStream | RoleDecoupledStream)
-    size = cfg.stream.block_size
-    sources = [EMBEDDING]
-    for first in range(0, sublayer, size):
-        last = min(first + size, sublayer) - 1
-        # The newest sum is still the running one: it joins the bank after this read.
-        kind: Literal["block", "partial"] = "partial" if last == sublayer - 1 else "block"
-        sources.append(Source(kind=kind, first=first, last=last))
-    return tuple(sources)
-
-
-def route_sites(cfg: ModelConfig, roles: tuple[Literal["shared", "qk", "v"], ...]):
-    """Sites of every read, in order of execution."""
-    hooks = {"shared": "hook_route_attn", "qk": "hook_route_qk", "v": "hook_route_v"}
-
-    def site(hook: str, layer: int, sublayer: Any, role: Any, index: int) -> AccessSite:
-        return AccessSite(
-            hook=hook,
-            kind="route",
-            layer=layer,
-            sublayer=sublayer,
-            role=role,
-            sources=block_sources(cfg, index),
-            support="simplex",
-            per_token=True,
-            base="none",
-        )
-
-    sites = []
-    for layer in range(cfg.n_layers):
-        at = f"blocks.{layer}."
-        sites += [site(at + hooks[role], layer, "attn", role, 2 * layer) for role in roles]
-        sites.append(site(at + "hook_route_mlp", layer, "mlp", "shared", 2 * layer + 1))
-    if cfg.stream.output_read:  # type: ignore[union-attr]
-        sites.append(site("hook_route_out", cfg.n_layers, "out", "shared", 2 * cfg.n_layers))
-    return sites

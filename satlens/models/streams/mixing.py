@@ -65,8 +65,9 @@ def mix(
 class FusedRead(torch.autograd.Function):
     """Routes, mixtures and the sublayer's norm in one step, one output a role.
 
-    Inputs: queries (R, D), gamma (D,), norm weight (D,), norm eps, output dtype, n source scales
-    (B, T, 1) without gradient, n sources (B, T, D). Returns R tensors (B, T, D).
+    Inputs: queries (R, D), gamma (D,), norm weight (D,), a base added to every weight (0 or 1),
+    norm eps, output dtype, n source scales (B, T, 1) without gradient, n sources (B, T, D).
+    Returns R tensors (B, T, D).
     """
 
     @staticmethod
@@ -75,6 +76,7 @@ class FusedRead(torch.autograd.Function):
         queries: Tensor,
         gamma: Tensor,
         norm_weight: Tensor,
+        base: int,
         norm_eps: float,
         dtype: torch.dtype,
         scales: tuple[Tensor, ...],
@@ -84,10 +86,11 @@ class FusedRead(torch.autograd.Function):
             products = _products(sources, queries * gamma)
         stacked_scales = torch.stack(scales)
         weights = (products / stacked_scales).softmax(0)
-        mixtures = _mix_roles(sources, weights)
+        mixtures = _mix_roles(sources, weights + base if base else weights)
         norm_scales = rms_scale(mixtures, norm_eps)
         normalized = mixtures.div_(norm_scales)
         small = (queries, gamma, norm_weight, norm_scales, stacked_scales, products, weights)
+        ctx.base = base
         ctx.save_for_backward(normalized.to(dtype, copy=True), *small, *sources)
         return normalized.mul_(norm_weight).to(dtype).unbind()
 
@@ -102,9 +105,9 @@ class FusedRead(torch.autograd.Function):
                 grad, at_least_fp32(normalized), norm_scales, norm_weight, normalized=True
             )
             grad_queries, grad_gamma, grad_sources = _route_backward(
-                grad_mixtures, queries, gamma, scales, products, weights, sources
+                grad_mixtures, queries, gamma, ctx.base, scales, products, weights, sources
             )
-        return (grad_queries, grad_gamma, grad_norm, None, None, None, *grad_sources)
+        return (grad_queries, grad_gamma, grad_norm, *[None] * 4, *grad_sources)
 
 
 def _mix_roles(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
@@ -120,6 +123,7 @@ def _route_backward(
     grad_mixtures: Tensor,
     queries: Tensor,
     gamma: Tensor,
+    base: int,
     scales: Tensor,
     products: Tensor,
     weights: Tensor,
@@ -140,7 +144,8 @@ def _route_backward(
     rows = grad_products.flatten(1, 2)
     # Indexing inside the loop would cost as much as a pass over a small source.
     mixture_of_role = grad_mixtures.unbind()
-    weights_of_role = [w.unbind() for w in weights.split(1, -1)]
+    taken = weights + base if base else weights
+    weights_of_role = [w.unbind() for w in taken.split(1, -1)]
     grad_direction = torch.zeros_like(direction)
     grad_sources = []
     for i, (source, part, own) in enumerate(zip(sources, rows, shrink, strict=True)):

@@ -20,6 +20,7 @@ from satlens.report.words.ablation import (
 from satlens.report.words.arms import Gain, comparison, difference_of, evaluation
 from satlens.report.words.categories import categories, categories_across
 from satlens.report.words.divergence import bound, divergence, divergence_across
+from satlens.report.words.routes import routes
 from satlens.report.words.seeds import across_seeds, missing
 from satlens.report.words.sparsity import sparsity, sparsity_effects
 
@@ -41,6 +42,7 @@ __all__ = [
     "evaluation",
     "is_static",
     "missing",
+    "routes",
     "sparsity",
     "sparsity_effects",
 ]

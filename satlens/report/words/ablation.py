@@ -25,6 +25,7 @@ _WHAT = {
     ("gate", "zero"): "setting every gate to zero",
     ("gate", "mean"): "replacing every gate by its head's mean over tokens",
     ("gate", "shuffle"): "permuting the gates among the tokens of a context",
+    ("route", "zero"): "taking nothing but the residual stream",
     ("route", "uniform"): "making every route uniform",
     ("route", "mean"): "replacing every route by its mean over tokens",
     ("route", "tie_v"): "reading values by the route of queries and keys",
@@ -81,7 +82,7 @@ def is_static(rows: Frame) -> bool:
 
 def describe(target: str, kind: str, static: bool = False) -> str:
     """What an intervention does, as the subject of a sentence."""
-    if static and kind in _STATIC:
+    if static and target == "gate" and kind in _STATIC:
         return _STATIC[kind]
     return _WHAT.get((target, kind), f"the intervention {kind} on every {target}")
 

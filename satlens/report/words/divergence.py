@@ -30,9 +30,8 @@ def divergence(table: Frame, summary: Mapping[str, Any], who: str = "model") -> 
         ]
     unit = _unit(summary)
     token, mean = (effect_of(summary.get(name)) for name in ("js_token", "js_mean"))
-    roles = listed([str(role).replace("|", " and ") for role in dict.fromkeys(table["role"])])
     of = f"of at most {bound(summary)}"
-    findings = [_overall(token, _untrained(several), f"{who}: the {roles} routes", unit, of)]
+    findings = [_overall(token, _untrained(several), f"{who}: {_subject(table)}", unit, of)]
     if math.isfinite(token.value) and token.value > 0 and math.isfinite(mean.value):
         findings.append(
             Finding(
@@ -42,7 +41,7 @@ def divergence(table: Frame, summary: Mapping[str, Any], who: str = "model") -> 
                 "rest differs from token to token and cancels in the mean."
             )
         )
-    findings += _layers(several, unit)
+    findings += [*_layers(several, unit), *_rectified(table)]
     undefined = int(table["n_undefined"].sum()) if "n_undefined" in table else 0
     if undefined:
         findings.append(
@@ -56,7 +55,9 @@ def divergence_across(
 ) -> list[Finding]:
     """Whether the routes differ in every seed; ``results`` is seed -> (table, summary)."""
     effects, said = [], []
+    what = "the routes of one read"
     for seed, (table, summary) in results.items():
+        what = "reads, by their components," if _is_of_components(table) else what
         token = effect_of(summary.get("js_token"))
         untrained = _untrained(table[table["n_sources"] > 1])
         effects.append(token.has_interval and token.low > (untrained if untrained > 0 else 0.0))
@@ -67,18 +68,47 @@ def divergence_across(
         return []
     text = f"mean JS divergence a token, {'; '.join(said)}."
     if all(effects):
-        return [Finding(f"{arm}: the routes of one read differ {in_all(len(effects))}: {text}")]
+        return [Finding(f"{arm}: {what} differ {in_all(len(effects))}: {text}")]
     n = sum(effects)
-    return [
-        Finding(
-            f"{arm}: the routes of one read differ in {n} of {len(effects)} seeds: {text}", "open"
-        )
-    ]
+    return [Finding(f"{arm}: {what} differ in {n} of {len(effects)} seeds: {text}", "open")]
 
 
 def bound(summary: Mapping[str, Any]) -> str:
     """The largest divergence there is, as ``0.693 nats``."""
     return f"{plain(_ceiling(summary))} {_unit(summary)}"
+
+
+def _subject(table: Frame) -> str:
+    """What is compared: ``the qk and v routes``, or each read with another."""
+    if _is_of_components(table):
+        return "reads of one layer and of consecutive layers, by their components,"
+    roles = [str(role).split("|") for role in dict.fromkeys(table["role"])]
+    names = list(dict.fromkeys(name for pair in roles for name in pair))
+    pairs = "routes of each two" if len(roles) > 1 and len(names) > 2 else "routes"
+    return f"the {listed(names)} {pairs}"
+
+
+def _is_of_components(table: Frame) -> bool:
+    """Whether reads were compared by their effective routes."""
+    return bool(table["site"].astype(str).str.contains(".read", regex=False).any())
+
+
+def _rectified(table: Frame) -> list[Finding]:
+    if not table["flags"].fillna("").str.contains("norm_rectified").any():
+        return []
+    if _is_of_components(table):
+        return [
+            Finding(
+                "Reads are compared by how much each component brings, by its norm, whatever its "
+                "sign."
+            )
+        ]
+    return [
+        Finding(
+            "Signed weights are no distribution: what is compared is how much each source brings, "
+            "by the size of weight times source, whatever its sign."
+        )
+    ]
 
 
 def _unit(summary: Mapping[str, Any]) -> str:
@@ -116,10 +146,14 @@ def _layers(several: Frame, unit: str) -> list[Finding]:
     )
     top, bottom = effect(most, "js_token"), effect(least, "js_token")
     apart = bottom.has_interval and top.has_interval and bottom.high < top.low
+    several_pairs = several["comparison"].nunique() > 1
+    places = [
+        f"{row['site']} ({row['comparison']})" if several_pairs else row["site"]
+        for row in (most, least)
+    ]
     text = (
-        f"Largest at {most['site']}: {plain(top.value)} {unit}, {interval(top, sign=False)}; "
-        "smallest at "
-        f"{least['site']}: {plain(bottom.value)}, {interval(bottom, sign=False)}."
+        f"Largest at {places[0]}: {plain(top.value)} {unit}, {interval(top, sign=False)}; "
+        f"smallest at {places[1]}: {plain(bottom.value)}, {interval(bottom, sign=False)}."
     )
     if not apart:
         return [Finding(f"{text} The intervals overlap: no layer stands out.", "open")]

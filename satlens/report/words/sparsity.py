@@ -179,41 +179,74 @@ def _routes(rows: Frame, routes: Mapping[str, Any], who: str) -> list[Finding]:
         else:
             text = f"{who}: routes are not shown to differ from uniform ones: {number}."
             findings.append(Finding(text, "open"))
-    findings += [_families(overall), _embedding(rows), *_roles(rows), _tokens(routes)]
+    findings += [_families(overall, bool(routes.get("n_signed"))), *_signed(routes, who)]
+    findings += [_embedding(rows), *_roles(rows)]
+    if routes.get("n_static", 0) < routes.get("n_reads", 1):
+        findings.append(_tokens(routes))
     if routes.get("n_undefined"):
         n = count(int(routes["n_undefined"]), "token-read pair")
         findings.append(
-            Finding(f"{n} had weights that are no distribution; they are left out.", "open")
+            Finding(f"{n} had weights that are not defined; they are left out.", "open")
         )
     return [finding for finding in findings if finding is not None]
 
 
-def _families(overall: Mapping[str, Any]) -> Finding | None:
+def _families(overall: Mapping[str, Any], signed: bool) -> Finding | None:
     names = {
         "embedding": "the embedding",
         "blocks": "completed blocks",
         "partial": "the current block",
+        "states": "all states after layers",
+        "streams": "all streams",
     }
     parts = []
     for name, label in names.items():
         found = effect_of(overall.get(f"mass_{name}"))
-        if math.isfinite(found.value):
+        if not math.isfinite(found.value):
+            continue
+        if signed:  # a sum of weights, and no share of anything
+            parts.append(f"{label} {plain(found.value, 2)} ({interval(found, 2, sign=False)})")
+        else:
             parts.append(f"{label} {tenths(found.value)} % ({interval_percent(found)})")
-    return (
-        Finding(f"Mean weight where there is such a source: {'; '.join(parts)}.") if parts else None
+    what = "Mean sum of weights" if signed else "Mean weight"
+    return Finding(f"{what} where there is such a source: {'; '.join(parts)}.") if parts else None
+
+
+def _signed(routes: Mapping[str, Any], who: str) -> list[Finding]:
+    """Signed weights by what they bring: |w| ||X||."""
+    n = int(routes.get("n_signed") or 0)
+    if not n:
+        return []
+    effective, negative = (
+        effect_of(routes["overall"].get(name))
+        for name in ("norm_effective_sources", "negative_norm_share")
     )
+    static = ", the same for every token" if routes.get("n_static") == n else ""
+    text = f"{who}: the weights of {count(n, 'read')} are signed{static}"
+    if not math.isfinite(effective.value):
+        return [Finding(f"{text}, and no token has one that is not zero.", "open")]
+    return [
+        Finding(
+            f"{text}. By weight times size of the source a read has "
+            f"{plain(effective.value, 2)} effective sources, {interval(effective, 2, sign=False)}; "
+            f"{tenths(negative.value)} % of what sources bring is subtracted, "
+            f"{interval_percent(negative)}."
+        )
+    ]
 
 
 def _embedding(rows: Frame) -> Finding | None:
     """Reads whose weight on the embedding differs from the uniform start, by their intervals."""
+    if "mass_embedding_init" not in rows:
+        return None
     several = rows[(rows["n_sources"] > 1) & rows["mass_embedding_low"].notna()]
-    if not len(several) or "mass_embedding_init" not in several:
+    if not len(several):
         return None
     above = int((several["mass_embedding_low"] > several["mass_embedding_init"]).sum())
     below = int((several["mass_embedding_high"] < several["mass_embedding_init"]).sum())
     rest = len(several) - above - below
     text = (
-        f"The embedding is weighted above its untrained share in {above} and below it in {below} "
+        f"The embedding is weighted above its untrained weight in {above} and below it in {below} "
         f"of {count(len(several), 'read')}"
     )
     text += f"; in {rest} no change is established." if rest else "."
