@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from satlens.errors import CheckpointError
@@ -44,12 +45,18 @@ def replace_zoo(study: Path) -> list[str]:
     trained = sorted(study.glob("train/*/seed0/final"))
     if not trained:
         raise CheckpointError(f"{study}: has no train/*/seed0/final; run `satlens reproduce zoo`")
-    for old in _FOLDER.glob("*/config.json"):
-        shutil.rmtree(old.parent)
-    for folder in trained:
-        shutil.copytree(folder, _FOLDER / folder.parents[1].name)
+    with tempfile.TemporaryDirectory(dir=_FOLDER.parent, prefix=".zoo.") as draft:
+        for folder in trained:
+            shutil.copytree(folder, Path(draft) / folder.parents[1].name)
+        for old in _FOLDER.glob("*/config.json"):
+            shutil.rmtree(old.parent)
+        for new in Path(draft).iterdir():
+            new.rename(_FOLDER / new.name)
     return zoo_names()
 
 
 if __name__ == "__main__":
-    print("\n".join(replace_zoo(Path(sys.argv[1]))))
+    try:
+        print("\n".join(replace_zoo(Path(sys.argv[1]))))
+    except CheckpointError as error:
+        sys.exit(f"satlens: error: {error}")
