@@ -167,6 +167,11 @@ class MuddStream:
     round64: bool = False
     """Whether hidden widths are raised to the next multiple of 64, as in the release."""
 
+    def hidden_width(self, n_ways: int, n_sources: int, *, last: bool) -> int:
+        """Hidden width of the weights of a read, whether or not it is the output read."""
+        hidden = n_ways * n_sources * (4 if last and self.expand_last else 1)
+        return (hidden // 64 + 1) * 64 if self.round64 else hidden
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HyperStream:

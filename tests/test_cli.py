@@ -183,3 +183,20 @@ def test_a_terminal_shows_estimates_with_their_intervals_and_the_parts(ids, monk
     _, stdout, _ = satlens_cli(monkeypatch, capsys, "sparsity", RD, "--data", ids)
     assert "route_weights" in stdout
     assert max(map(len, stdout.splitlines())) < 260
+
+
+def test_a_study_says_that_its_plan_holds_more_than_was_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("satlens.study.run_study", lambda *arguments: [])
+
+    def reproduce(*options):
+        command = ("reproduce", "tiny", "--out", tmp_path, "--workers", "1", *options)
+        code, _, stderr = satlens_cli(monkeypatch, capsys, *command)
+        assert code == 0, stderr
+        return stderr.strip()
+
+    assert reproduce("--arch", "attnres", "--arch", "satformer", "--seeds", "2") == ""
+    assert reproduce() == reproduce("--arch", "satformer", "--arch", "attnres") == ""
+    further = f"{tmp_path}: its plan has further arms already: attnres"
+    assert reproduce("--arch", "satformer") == further
+    assert reproduce("--seeds", "1") == f"{tmp_path}: its plan has 2 seeds already"
+    assert reproduce("--arch", "all") == ""

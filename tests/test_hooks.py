@@ -11,7 +11,8 @@ import torch
 
 import satlens
 from satlens.errors import HookError
-from satlens.hooks import describe_hook, position_axis
+from satlens.hook_table import describe_hook
+from satlens.hooks import position_axis
 from satlens.models.layers import is_hooked
 from satlens.models.presets import VARIANTS
 

@@ -19,7 +19,7 @@ HEAVY = ("torch", "transformer_lens", "transformers", "pandas", "matplotlib", "s
 LAYERS = (
     ("errors", "config", "runner", "provenance"),
     ("data",),
-    ("hooks", "models"),
+    ("hook_table", "activation_cache", "hooks", "models"),
     ("checkpoints",),
     ("training", "plotting", "display", "interop"),
     ("analysis",),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 from plain.delta import PlainDelta
 from plain.dense import PlainDense
@@ -29,9 +28,20 @@ PLAIN: dict[str, type[DepthStream]] = {
 
 
 @contextmanager
+def _built_of(streams: dict[str, type[DepthStream]]) -> Iterator[None]:
+    """Inside the context, these stand for the streams of their kinds."""
+    before = dict(STREAMS)
+    STREAMS.update(streams)
+    try:
+        yield
+    finally:
+        STREAMS.update(before)
+
+
+@contextmanager
 def plain_streams() -> Iterator[None]:
     """Inside the context, models are built of plain streams where there is one."""
-    with mock.patch.dict(STREAMS, PLAIN):
+    with _built_of(PLAIN):
         yield
 
 
@@ -41,5 +51,5 @@ def plain_model(cfg: ModelConfig, seed: int | None = 0) -> Decoder:
     Raises:
         KeyError: the kind of stream has no plain formulation.
     """
-    with mock.patch.dict(STREAMS, {cfg.stream.kind: PLAIN[cfg.stream.kind]}):
+    with _built_of({cfg.stream.kind: PLAIN[cfg.stream.kind]}):
         return Decoder(cfg, seed=seed)

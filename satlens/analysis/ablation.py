@@ -28,21 +28,16 @@ from satlens.analysis.inputs import (
     split_notes,
     tokenizer_of,
 )
-from satlens.analysis.interventions import (
-    Intervention,
-    MeanGate,
+from satlens.analysis.interventions import Intervention, MeanGate, ShuffleGate, ZeroGate, intervene
+from satlens.analysis.means import Means, fit_means
+from satlens.analysis.result import Result, join_marks
+from satlens.analysis.route_interventions import (
     MeanRoute,
-    Means,
-    ShuffleGate,
     TieValueRoute,
     UniformRoute,
-    ZeroGate,
     ZeroRoute,
-    fit_means,
-    intervene,
     tied_sites,
 )
-from satlens.analysis.result import Result, join_marks
 from satlens.analysis.stats import N_RESAMPLES, mean_interval, sign_flip_test
 from satlens.analysis.stream import Progress, fold, n_groups
 from satlens.data.windows import IGNORE, Batch, Windows

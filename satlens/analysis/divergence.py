@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from satlens.analysis.effective import windows_at_once
 from satlens.analysis.inputs import (
     documents_in,
     initial_model,
@@ -90,6 +91,7 @@ def divergence(
         base: of the logarithm; None is e.
         split: of prepared data.
         baseline: repeat the pass on the untrained model, for the columns ``<stat>_init``.
+        batch_size: the most windows in a batch; over sublayers, see :func:`satlens.routes`.
         n_resamples, seed: of the bootstrap over documents.
         resume_dir: where a killed analysis continues from.
 
@@ -103,11 +105,12 @@ def divergence(
     """
     pairs = _pairs(model, other, over)
     data = opened(data)
+    fewer = windows_at_once(model, batch_size, max_tokens_per_document)
     windows = open_windows(
         model,
         data,
         split=split,
-        batch_size=batch_size,
+        batch_size=batch_size if over == "sources" else fewer,
         max_documents=max_documents,
         max_tokens_per_document=max_tokens_per_document,
     )

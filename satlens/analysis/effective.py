@@ -24,14 +24,32 @@ from satlens.analysis.stats import divide
 from satlens.analysis.stream import Observed, Transform, kept_tokens
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
+from satlens.models.decomposition import UNFOLDED_BYTES
 from satlens.models.reads import component_hooks, component_names, reads_of
 
-UNFOLDED_BYTES = 2**27
-"""Roughly how much memory coefficients and components of the tokens unfolded at once may take."""
+CAPTURED_BYTES = 2**31
+"""How much memory the components and reads that a pass captures of one batch may take."""
 
 _OF_CELLS = ("coefficient", "share", "signed_share")
 _MOMENTS = ("absolute", "squares")
 _OF_READS = ("n", "undefined", "effective", "negative", "embedding", "read_squares")
+
+
+def windows_at_once(model: Decoder, batch_size: int, max_tokens: int | None = None) -> int:
+    """Windows in a batch of a pass that unfolds: fewer where too much would be captured.
+
+    Every component and read of every layer is captured before any is unfolded: of a window of T
+    tokens 1 + 2 L components and 2 L + 1 reads (5 L + 1 with four at an attention), T x D each. At
+    24 layers of 1024 in windows of 2048 that is 0.8 GB (1.4 GB); one window is the least.
+
+    Args:
+        batch_size: the most.
+        max_tokens: of a document, if documents are cut.
+    """
+    length = min(model.cfg.n_ctx, max_tokens or model.cfg.n_ctx)
+    n_captured = 1 + 2 * model.cfg.n_layers + len(reads_of(model.hook_dict, model.cfg.n_layers))
+    window = n_captured * length * model.cfg.d_model * max(4, model.dtype.itemsize)
+    return min(batch_size, max(1, CAPTURED_BYTES // window))
 
 
 class Unfolded(NamedTuple):
@@ -159,15 +177,20 @@ class EffectiveRoutes:
         flat = {name: tensor.flatten(0, 1) for name, tensor in seen.captured.items()}
         kept, starts = kept_tokens(seen.batch), seen.batch.valid & seen.batch.first
         rows = self._rows(len(seen.groups), kept.device)
+        # These stay on the device for the batch: to move each number would wait for it.
+        worst = kept.new_full((len(self.reads),), -torch.inf, dtype=torch.float64)
+        first = kept.new_zeros(2, len(self.reads), dtype=torch.float64)
         for tokens, row in self._parts(kept, flat):
             for unfolded in self.unfolder.unfold(flat, tokens):
-                self._add(rows, row, unfolded)
+                self._add(rows, worst, row, unfolded)
+        self.largest_error.add(worst[None])
         sums = {name: rows[name] for name in (*_OF_CELLS, *_OF_READS)}
         self.sums.add(seen.groups, **sums)
         one_group = np.zeros(len(seen.groups), dtype=np.int64)
         self.moments.add(one_group, **{name: rows[name] for name in _MOMENTS})
         for tokens, _ in self._parts(starts, flat):
-            self._add_first(flat, tokens)
+            self._add_first(first, flat, tokens)
+        self.first.add(one_group[:1], n=first[:1], embedding=first[1:])
         self._require_identity()
 
     def _rows(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
@@ -186,8 +209,8 @@ class EffectiveRoutes:
             if len(part):
                 yield part, part // chosen.shape[1]
 
-    def _add(self, rows: dict[str, Tensor], row: Tensor, unfolded: Unfolded) -> None:
-        """Add the tokens of one read to the rows they belong to."""
+    def _add(self, rows: dict[str, Tensor], worst: Tensor, row: Tensor, unfolded: Unfolded) -> None:
+        """Add the tokens of one read to the rows they belong to, the largest error to ``worst``."""
         index, c, size, error, read = unfolded
         total = size.sum(1, keepdim=True)
         defined = (total > 0) & total.isfinite() & c.isfinite().all(1, keepdim=True)
@@ -211,18 +234,16 @@ class EffectiveRoutes:
         }
         for name, values in reads.items():
             rows[name][:, index].index_add_(0, row, values)
-        worst = np.full(len(self.reads), -np.inf)
-        worst[index] = float(error[defined[:, 0]].max()) if defined.any() else -np.inf
-        self.largest_error.add(torch.from_numpy(worst)[None])
+        largest = torch.where(defined[:, 0], error, -torch.inf).amax()
+        worst[index] = torch.maximum(worst[index], largest)
 
-    def _add_first(self, flat: Mapping[str, Tensor], tokens: Tensor) -> None:
-        """The embedding's share at first tokens of contexts."""
+    def _add_first(self, first: Tensor, flat: Mapping[str, Tensor], tokens: Tensor) -> None:
+        """Add how many first tokens of contexts have an embedding's share, and it, to (2, R)."""
         for index, _, size, _, _ in self.unfolder.unfold(flat, tokens):
             share = size[:, 0] / size.sum(1)
             defined = share.isfinite()
-            sums = np.zeros((2, 1, len(self.reads)))
-            sums[:, 0, index] = float(defined.sum()), float(share[defined].sum())
-            self.first.add(np.zeros(1, dtype=np.int64), n=sums[0], embedding=sums[1])
+            first[0, index] += defined.sum()
+            first[1, index] += torch.where(defined, share, 0.0).sum()
 
     @property
     def per_channel(self) -> np.ndarray:

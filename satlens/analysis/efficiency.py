@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from satlens.analysis.result import Result
-from satlens.config import ModelConfig, TrainConfig
+from satlens.config import HyperStream, ModelConfig, TrainConfig
 from satlens.errors import AnalysisError, ConfigError
 from satlens.models.decoder import Decoder
+from satlens.models.initialise import family
 from satlens.models.presets import config_for
 from satlens.provenance import provenance
 from satlens.training.allocator import keep_freed_memory
@@ -119,15 +120,29 @@ def training_speed(model_cfg: ModelConfig, train_cfg: TrainConfig, steps: int = 
 def flops_per_token(model: Decoder, n_ctx: int) -> float:
     """Floating-point operations of training on one token: 6 N_matmul + 6 L H E T.
 
-    N_matmul counts every weight matrix and the unembedding, not the embedding's look-up: 2
-    operations a weight forward and 4 backward. Attention has two products with, on average, T / 2
-    visible keys (the causal half): 2 * 2 * H E * T / 2 forward, three times that in all.
+    N_matmul counts what a matrix product multiplies with: the weights of attention, MLP, gates and
+    unembedding, the two layers of MUDDFormer's depth weights, and hyper-connections' dynamic
+    weights once a stream; 2 operations a weight forward and 4 backward. Attention has two products
+    with, on average, T / 2 visible keys (the causal half): 2 * 2 * H E * T / 2 forward, three times
+    that in all.
+
+    Left out is what is no matrix product: the embedding's look-up, norms, softmax, activations, and
+    all mixing over depth (weighted sums of sources, the route queries' dot products). Streams that
+    mix much work more than this says.
     """
     cfg = model.cfg
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
-    if not cfg.tied_embeddings:
-        matrices -= model.embed.weight.numel()
+    matrices = sum(_multiplied(name, p, cfg) for name, p in model.named_parameters())
     return 6.0 * matrices + 6.0 * cfg.n_layers * cfg.n_heads * cfg.d_head * n_ctx
+
+
+def _multiplied(name: str, parameter: Tensor, cfg: ModelConfig) -> int:
+    """Multiplications that a parameter takes part in for a token, in matrix products."""
+    if isinstance(cfg.stream, HyperStream) and name.endswith(("dynamic_alpha", "dynamic_beta")):
+        return cfg.stream.n_streams * parameter.numel()
+    unembeds = name == ("embed.weight" if cfg.tied_embeddings else "unembed.weight")
+    weight = parameter.ndim == 2 and family(name) in ("matrices", "gates")
+    of_routes = name.endswith(("_read.w1.weight", "_read.w2.weight"))
+    return parameter.numel() if unembeds or weight or of_routes else 0
 
 
 def saved_bytes(model: Decoder, run: Callable[[], Any]) -> int:

@@ -21,6 +21,9 @@ from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 from satlens.provenance import provenance
 
+_STATE_INIT = ("satlens", "huggingface")
+"""Layouts that say how weights were drawn."""
+
 
 class Slice(Windows):
     """A partition that knows which part of its documents was asked for."""
@@ -168,6 +171,17 @@ def initial_model(model: Decoder) -> tuple[Decoder, int]:
     seed = training_seed(model.provenance.get("training"))
     fresh = Decoder(model.cfg, seed=seed, tokenizer=model.tokenizer)
     return fresh.to(device=model.device, dtype=model.dtype), seed
+
+
+def initial_notes(model: Decoder) -> list[str]:
+    """How the untrained model's weights are drawn, where that is an assumption."""
+    layout = model.provenance.get("layout")
+    if layout in (None, *_STATE_INIT):
+        return []
+    return [
+        f"The {layout} layout does not say how its weights were drawn: the columns ending in _init "
+        f"assume init={model.cfg.init}."
+    ]
 
 
 def training_seed(record: Any) -> int:

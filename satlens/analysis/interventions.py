@@ -5,7 +5,8 @@
 
 An intervention names its target by layer, head, role and sublayer (None means all) and replaces
 exactly those weights; everything below the first of them is the clean pass to the bit. Several
-apply in the order given. Nothing stays installed, also after an exception.
+apply in the order given. Nothing stays installed, also after an exception. Those on gates are here,
+those on routes in :mod:`satlens.analysis.route_interventions`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.reducers import SiteMeans
-from satlens.analysis.stream import Progress, current_batch, run
+from satlens.analysis.means import Means, mean_weights
+from satlens.analysis.stream import current_batch
 from satlens.data.tokenizers import special_ids
 from satlens.errors import AnalysisError, HookError
 from satlens.models.cache import KVCache
@@ -31,8 +31,6 @@ from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 
 Which = int | str | Sequence[int] | Sequence[str] | None
-Means = Mapping[str, np.ndarray]
-"""Hook point -> mean weights, (K,) of a gate or (n,) of a route; from :func:`fit_means`."""
 HookFunction = Callable[..., Tensor | None]
 
 
@@ -209,10 +207,10 @@ class MeanGate(GateIntervention):
     name = "mean"
 
     means: Means = field(repr=False)
-    """From :func:`fit_means`, on the pool split."""
+    """From :func:`satlens.fit_means`, on the pool split."""
 
     def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
-        return _mean_of(self, self.means, site, weights)
+        return mean_weights(type(self).__name__, self.means, site, weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,168 +248,6 @@ def _permutations(running: Tokens, seed: int, length: int) -> Tensor:
         order = np.random.default_rng(entropy).permutation(len(places))
         index[row, places] = places[torch.from_numpy(order)]
     return index.to(tokens.device)
-
-
-# -- routes ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class RouteIntervention(Intervention):
-    """Base of interventions on routes."""
-
-    kind = "route"
-    target = "routes"
-
-
-@dataclass(frozen=True, kw_only=True)
-class UniformRoute(RouteIntervention):
-    """Read every source with the same weight: 1 / n, or the mean of a token's weights where they
-    are no distribution, so that their sum stays."""
-
-    name = "uniform"
-
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
-        if site.support == "simplex":
-            return torch.full_like(weights, 1.0 / weights.shape[-1])
-        return weights.mean(-1, keepdim=True).expand_as(weights).contiguous()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZeroRoute(RouteIntervention):
-    """Take nothing: of a mixture that is added to a residual stream, the residual stays."""
-
-    name = "zero"
-    target = "routes that are added to a residual stream"
-
-    @classmethod
-    def fits(cls, site: AccessSite) -> bool:
-        return super().fits(site) and site.base == "residual"
-
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
-        return torch.zeros_like(weights)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanRoute(RouteIntervention):
-    """Replace each route by its mean over tokens, fitted on other data."""
-
-    name = "mean"
-
-    means: Means = field(repr=False)
-    """From :func:`fit_means`, on the pool split."""
-
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
-        return _mean_of(self, self.means, site, weights)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TieValueRoute(RouteIntervention):
-    """Let values read by the route of queries and keys, which turns RD-AttnRes into its parent."""
-
-    name = "tie_v"
-
-    def sites(self, model: Decoder) -> list[AccessSite]:
-        if self.role not in (None, "v"):
-            raise HookError(f"TieValueRoute: role {self.role!r}: it changes the role v alone")
-        found = super().sites(model)
-        tied = [site for site in tied_sites(model) if site in found]
-        if not tied:
-            raise AnalysisError(
-                f"TieValueRoute: this model ({model.cfg.variant}) has no value route of its own"
-                if self.layer is None and self.sublayer is None
-                else "TieValueRoute: no value route of its own among the sites it names"
-            )
-        return tied
-
-    def hooks(self, model: Decoder, running: Tokens) -> list[tuple[str, HookFunction]]:
-        pairs = []
-        for site in self.sites(model):
-            qk = _qk_of(model, site)
-            assert qk is not None
-            kept: dict[str, Tensor] = {}
-            pairs += [
-                (qk.hook, partial(_remember, into=kept)),
-                (site.hook, partial(_recall, source=kept, hook_name=qk.hook)),
-            ]
-        return self._identified(pairs)
-
-
-def tied_sites(model: Decoder) -> list[AccessSite]:
-    """The value routes that a query and key route over the same sources could replace."""
-    several = [site for site in model.sites if len(site.sources) > 1]
-    return [site for site in several if _qk_of(model, site) is not None]
-
-
-def _qk_of(model: Decoder, site: AccessSite) -> AccessSite | None:
-    """The query and key route of the read whose value route a site is."""
-    if site.role != "v":
-        return None
-    place = (site.layer, site.sublayer, site.sources)
-    for other in model.sites:
-        if other.role == "qk" and (other.layer, other.sublayer, other.sources) == place:
-            return other
-    return None
-
-
-def _remember(weights: Tensor, hook: Any, *, into: dict[str, Tensor]) -> None:
-    into[hook.name] = weights
-
-
-def _recall(weights: Tensor, hook: Any, *, source: dict[str, Tensor], hook_name: str) -> Tensor:
-    # The very tensor: the model then sees one route and makes one mixture for both roles.
-    return source.pop(hook_name)
-
-
-# -- means -----------------------------------------------------------------------------------------
-
-
-def fit_means(
-    model: Decoder,
-    data: Any,
-    *,
-    split: str = "pool",
-    batch_size: int = 8,
-    max_documents: int | None = None,
-    max_tokens_per_document: int | None = None,
-    progress: Progress | None = None,
-    resume_dir: Any = None,
-) -> dict[str, np.ndarray]:
-    """Mean weights of every site over all real tokens, for MeanGate and MeanRoute.
-
-    Args:
-        data: any form; prepared data gives its ``split``, other sources are taken whole.
-
-    Returns:
-        hook point -> (K,) per head of a gate, (n,) of a route, float64.
-
-    Raises:
-        AnalysisError: a model without access sites.
-    """
-    if not model.sites:
-        raise AnalysisError(f"fit_means: this model ({model.cfg.variant}) has no access sites")
-    windows = open_windows(
-        model,
-        data,
-        split=split,
-        batch_size=batch_size,
-        max_documents=max_documents,
-        max_tokens_per_document=max_tokens_per_document,
-    )
-    reducer = SiteMeans(model.sites)
-    run(model, windows, [reducer], progress=progress, resume_dir=resume_dir, label="means")
-    return reducer.means()
-
-
-def _mean_of(intervention: Intervention, means: Means, site: AccessSite, like: Tensor) -> Tensor:
-    if site.hook not in means:
-        raise AnalysisError(f"{type(intervention).__name__}: means: nothing for {site.hook}")
-    mean = torch.as_tensor(np.asarray(means[site.hook]), dtype=like.dtype, device=like.device)
-    if mean.shape != like.shape[-1:]:
-        raise AnalysisError(
-            f"{type(intervention).__name__}: means: {site.hook} has {like.shape[-1]} weights, "
-            f"got {list(mean.shape)}"
-        )
-    return mean.expand(like.shape)
 
 
 # -- installing ------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ import numpy as np
 import pandas as pd
 
 from satlens.analysis.bootstrap import ROUNDING
-from satlens.analysis.effective import EffectiveRoutes
+from satlens.analysis.effective import EffectiveRoutes, windows_at_once
 from satlens.analysis.inputs import (
     documents_in,
     initial_model,
+    initial_notes,
     interval_columns,
     interval_protocol,
     interval_summary,
@@ -60,6 +61,9 @@ def routes(
         data: a token tensor, a text, documents, a path or a prepared dataset.
         split: of prepared data.
         baseline: repeat the pass on the untrained model, for the columns ``<stat>_init``.
+        batch_size: the most windows in a batch; fewer where their components and reads, which are
+            all captured, would take more than 2 GiB
+            (:func:`satlens.analysis.effective.windows_at_once`).
         n_resamples, seed: of the bootstrap over documents.
         resume_dir: where a killed analysis continues from.
 
@@ -79,13 +83,14 @@ def routes(
         model,
         data,
         split=split,
-        batch_size=batch_size,
+        batch_size=windows_at_once(model, batch_size, max_tokens_per_document),
         max_documents=max_documents,
         max_tokens_per_document=max_tokens_per_document,
     )
     passes: dict[str, Any] = {"progress": progress, "resume_dir": resume_dir}
     trained = _pass(model, windows, "routes", passes)
     initial, initial_seed = None, None
+    assumed = initial_notes(model) if baseline else []
     if baseline:
         fresh, initial_seed = initial_model(model)
         initial = _pass(fresh, windows, "routes-init", passes)
@@ -104,7 +109,7 @@ def routes(
         _table(trained, initial, n_documents, options),
         source,
         {"initial_seed": initial_seed, **_summary(trained, initial, n_documents, options)},
-        [*_NOTES, *_precision(model), *split_notes(windows)],
+        [*_NOTES, *_channels(trained), *_precision(model), *split_notes(windows), *assumed],
         keys=("component_index",),
         parts=(reads,),
     )
@@ -117,10 +122,12 @@ _NOTES = (
     "signed_share has the sign of the coefficient. Components can cancel: shares are of sizes, not "
     "of what is left.",
     "Columns ending in _init are the untrained model on the same tokens.",
-    "Where norms act inside a read (flag channel_mean), coefficients differ between channels: the "
-    "column has their mean, shares come from all of them.",
     "Special tokens are excluded; the first token of each context has no history and is in the "
     "summary only.",
+)
+_CHANNEL_NOTE = (
+    "Where norms act inside a read (flag channel_mean), coefficients differ between channels: the "
+    "column has their mean, shares come from all of them."
 )
 _READ_NOTES = (
     "effective_components is exp(entropy) of the shares of a token, averaged over tokens; "
@@ -128,6 +135,10 @@ _READ_NOTES = (
     "identity_error is the largest distance of a token's read from the sum of its components, by "
     "the root mean square of the read's norm.",
 )
+
+
+def _channels(unfolded: EffectiveRoutes) -> list[str]:
+    return [_CHANNEL_NOTE] if unfolded.per_channel.any() else []
 
 
 def _precision(model: Decoder) -> list[str]:

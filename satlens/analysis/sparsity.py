@@ -18,6 +18,7 @@ from satlens.analysis.inputs import (
     documents_in,
     gate_cells,
     initial_model,
+    initial_notes,
     interval_columns,
     interval_protocol,
     interval_summary,
@@ -130,6 +131,7 @@ def sparsity(
         )
     mixed = any(site.support == "signed" for site in sites if site.kind == "route")
     notes = [*_NOTES, *(_SIGNED_NOTES if mixed else ()), *split_notes(windows)]
+    notes += initial_notes(model) if baseline else []
     table = pd.concat(parts, ignore_index=True)
     for name in ("dead", "dead_init"):
         if name in table:

@@ -97,12 +97,17 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _refuse_pickle(file: Path) -> None:
+    """Say what a pickle under a safetensors name is.
+
+    A safetensors file begins with the length of its header, which can have a pickle's first bytes;
+    the header, from byte 8, begins with a brace.
+    """
     try:
         with file.open("rb") as stream:
-            start = stream.read(4)
+            start = stream.read(9)
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read ({_reason(error)})") from None
-    if start.startswith(_PICKLES):
+    if start.startswith(_PICKLES) and start[8:] != b"{":
         raise CheckpointError(
             f"{file}: is a pickle (torch.save), not safetensors; refused, as unpickling runs code"
         )
@@ -205,7 +210,10 @@ def json_bytes(content: dict[str, Any], name: str) -> bytes:
 def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     """``model.safetensors`` of a folder that is being written."""
     # Clones: views of one fused matrix would otherwise be taken for shared memory.
-    save_file({k: v.clone() for k, v in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+    file = folder / WEIGHTS
+    save_file({k: v.clone() for k, v in tensors.items()}, file, {"format": "pt"})
+    # safetensors makes files for their owner alone; the others are as the user's umask says.
+    file.chmod(folder.stat().st_mode & 0o666)
 
 
 @contextmanager

@@ -144,7 +144,9 @@ def routes(
     """Effective routes: what of each sublayer's own output every read receives.
 
     The exact coefficient of each in each read, its share of the read by norm, and the untrained
-    model's. Any model; refused where components do not add up to the reads.
+    model's. Any model; refused where components do not add up to the reads. Batches hold fewer
+    windows than --batch-size where what they capture would exceed 2 GiB (at 24 layers of 1024 a
+    window of 2048 tokens is 0.8 GB, 1.4 GB for MUDDFormer).
     """
     options = slice_options(split, batch_size, max_tokens, max_documents, resume)
     analyse("routes", checkpoint, data, out, as_json, value_residual, device, options)

@@ -42,15 +42,30 @@ def convert(
     value_residual: Values = None,
     replace: Annotated[bool, typer.Option(help="Swap a checkpoint that is already there.")] = False,
 ) -> None:
-    """Write a checkpoint in another layout, bit for bit; nothing where it cannot be expressed."""
+    """Write a checkpoint in another layout: weights to the bit, or nothing.
+
+    What the layout says of a model that does not change what it computes (how it was initialised
+    and trained) may be less; that is listed on stderr.
+    """
     from satlens.checkpoints import save
     from satlens.checkpoints.layouts import layout_named
+    from satlens.config import to_dict
 
     layout = layout_named(to)
     model = load(source, value_residual, "cpu")
     training = model.provenance["training"]
     kept = training if layout.has_manifest else None
     print(save(model, destination, layout=layout.name, training=kept, replace=replace))
+    identity = "identity" if layout.name == "resformer_release" else None
+    before = to_dict(model.cfg)
+    after = to_dict(load(str(destination), identity, "cpu").cfg)
+    for field in before:
+        if before[field] != after[field]:
+            print(
+                f"{destination}: the {to} layout does not keep {field}: {before[field]!r} reads "
+                f"back as {after[field]!r}",
+                file=sys.stderr,
+            )
     if training != kept:
         print(f"{destination}: the {to} layout has no place for training.json", file=sys.stderr)
     if layout.name == "resformer_release":

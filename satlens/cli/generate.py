@@ -28,8 +28,9 @@ def generate(
     ablate: Annotated[
         str | None,
         typer.Option(
-            help="Generate under an intervention on every site: zero (close the gates), uniform "
-            "(equal routes) or tie_v (values read by the route of queries and keys)."
+            help="Generate under an intervention on every site: zero (close the gates, and take "
+            "nothing by routes that are added to a residual stream), uniform (equal routes) or "
+            "tie_v (values read by the route of queries and keys)."
         ),
     ] = None,
     value_residual: Values = None,
@@ -40,8 +41,10 @@ def generate(
     import satlens
     from satlens.display import progress_bar
 
-    interventions = _interventions(ablate)
+    if ablate is not None and ablate not in _ABLATIONS:
+        raise ConfigError(f"--ablate: must be one of {', '.join(_ABLATIONS)}, got {ablate!r}")
     model = load(checkpoint, value_residual, device)
+    interventions = [] if ablate is None else _interventions(ablate, model)
     if model.tokenizer is None:
         raise DataError(f"{checkpoint}: no tokenizer.json, which a text to continue needs")
     settings: dict[str, Any] = {
@@ -62,17 +65,17 @@ def generate(
         print(text)
 
 
-def _interventions(name: str | None) -> list[Any]:
-    """What ``--ablate`` stands for."""
-    if name is None:
-        return []
+_ABLATIONS = {
+    "zero": ("ZeroGate", "ZeroRoute"),
+    "uniform": ("UniformRoute",),
+    "tie_v": ("TieValueRoute",),
+}
+
+
+def _interventions(name: str, model: Any) -> list[Any]:
+    """What ``--ablate`` stands for: of several, those that fit; the first says if none does."""
     import satlens
 
-    known = {
-        "zero": satlens.ZeroGate,
-        "uniform": satlens.UniformRoute,
-        "tie_v": satlens.TieValueRoute,
-    }
-    if name not in known:
-        raise ConfigError(f"--ablate: must be one of {', '.join(known)}, got {name!r}")
-    return [known[name]()]
+    kinds = [getattr(satlens, kind) for kind in _ABLATIONS[name]]
+    fitting = [kind for kind in kinds if any(kind.fits(site) for site in model.sites)]
+    return [kind() for kind in fitting or kinds[:1]]

@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 Checkpoint = Annotated[
-    str, typer.Argument(help="Checkpoint folder in any known layout, or a hub id (org/name).")
+    str, typer.Argument(help="Zoo name (tiny/satformer), folder in a known layout, or hub id.")
 ]
 Data = Annotated[
     str,

@@ -62,6 +62,8 @@ def reproduce(
     )
     if seeds is not None and plan.seeds > seeds:
         print(f"{root}: its plan has {plan.seeds} seeds already", file=sys.stderr)
+    if arch and (more := [arm for arm in plan.arms if arm not in arch and "all" not in arch]):
+        print(f"{root}: its plan has further arms already: {', '.join(more)}", file=sys.stderr)
     ran = study.run_study(plan, root, n_workers, StudyDisplay)
     if not ran:
         print(f"{root}: everything is up to date")

@@ -180,7 +180,9 @@ class SatlensForCausalLM(PreTrainedModel, GenerationMixin):
             cache: a :class:`SatlensKVCache` of earlier positions, which the ids continue and join.
             use_cache: begin one if none is given. A pass with a cache carries no gradients.
             past_key_values: former name of ``cache``.
-            labels: (B, T), -100 to skip; position t scores label t + 1.
+            labels: (B, T), -100 to skip; position t scores label t + 1. As for transformers' own
+                models, the mask does not say what to score: after left padding, give the first
+                real token the label -100, or padding is asked to predict it.
             logits_to_keep: how many of the last positions to return logits of (0: all), or which.
             num_items_in_batch: divide the summed loss by this in place of the scored positions.
             return_dict: False returns a plain tuple.

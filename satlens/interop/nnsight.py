@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from nnsight import NNsight
@@ -127,7 +127,7 @@ def wrap(model: Decoder, attention: Implementation = "eager") -> TracedDecoder:
     """
     if not isinstance(model, Decoder):
         raise ConfigError(f"model: expected a satlens model, got {type(model).__name__}")
-    if attention not in ("auto", "eager", "fused"):
+    if attention not in get_args(Implementation):
         raise ConfigError(f"attention: must be auto, eager or fused, got {attention!r}")
     return TracedDecoder(model, attention)
 

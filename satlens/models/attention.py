@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from satlens.config import ModelConfig
+from satlens.errors import ConfigError
 from satlens.models.blocked import blocked_attention
 from satlens.models.cache import KVCache
 from satlens.models.layers import HeadNorm, is_hooked, isolated, rope
@@ -39,7 +40,12 @@ def attention(implementation: Implementation) -> Iterator[None]:
     those that a fused step would skip; fused: torch's scaled_dot_product_attention; auto (the
     default): the faster one for the device, dtype and length. Clean and intervened passes of one
     comparison must use the same.
+
+    Raises:
+        ConfigError: another name.
     """
+    if implementation not in get_args(Implementation):
+        raise ConfigError(f"attention: must be auto, eager or fused, got {implementation!r}")
     token = _implementation.set(implementation)
     try:
         yield

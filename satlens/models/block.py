@@ -33,6 +33,15 @@ class Snapshot(NamedTuple):
     """V_1, (B, T, K, E); None without a value residual or before layer 0."""
 
 
+class ReadPoints(NamedTuple):
+    """Hook points of one read of a sublayer, or of one role of it."""
+
+    route: HookPoint
+    """Its weights over the sources."""
+    read: HookPoint
+    """The mixture, before the norm."""
+
+
 class Block(nn.Module):
     """A layer of the decoder; subclasses say how the stream is read and written.
 
@@ -173,4 +182,4 @@ def final_norm(model: Any, x: Tensor, eager: bool) -> Tensor:
     return model.ln_final(model.hook_out_read(x), eager)
 
 
-__all__ = ["Block", "DepthStream", "Reads", "Snapshot", "State", "final_norm"]
+__all__ = ["Block", "DepthStream", "ReadPoints", "Reads", "Snapshot", "State", "final_norm"]

@@ -42,6 +42,7 @@ class KVCache:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._documents: Tensor | None = None
+        self._ends_real = False
         self._hooks: tuple[Any, ...] = ()
         self._model: weakref.ref[Any] | None = None
 
@@ -93,7 +94,7 @@ class KVCache:
         if length == 0:
             self._keys, self._values, self._documents = [], [], None
         elif self._documents is not None:
-            self._documents = self._documents[:, :length]
+            self._documents, self._ends_real = self._documents[:, :length], False
 
     def reorder(self, rows: Tensor) -> None:
         """Keep rows ``rows`` (N,), in this order; a row may be kept several times or not at all.
@@ -154,10 +155,12 @@ class KVCache:
         hooks = model.editing_hooks()
         if self._length:
             self._check_continues(model, tokens, dtype, hooks)
+        told = documents is not None or padding is not None
         documents = self._all_documents(tokens, documents, padding)
         self._make_room(model.cfg, tokens, dtype)
         yield documents
         self._documents = documents
+        self._ends_real = not told or (documents is not None and _end_real(documents))
         self._length += tokens.shape[1]
         self._model, self._hooks = weakref.ref(model), hooks
 
@@ -201,13 +204,15 @@ class KVCache:
             return None
         if held is None:
             held = tokens.new_zeros(len(tokens), self._length)
-        if new is None:
-            new = _last_real(held) if self._length else held.new_zeros(len(tokens), 1)
-            new = new.expand_as(tokens)
+        # More of the documents that rows end in separates nothing; every decoded token is that.
+        continues = new is None and padding is None and self._ends_real
+        if new is None and self._length:
+            new = held[:, -1:] if self._ends_real else _last_real(held)
+        new = (held.new_zeros(len(tokens), 1) if new is None else new).expand_as(tokens)
         if padding is not None:
             new = new.masked_fill(padding, -1)
         documents = torch.cat((held, new), 1)
-        if _padded_inside(documents):
+        if not continues and _padded_inside(documents):
             raise DataError(
                 "attention_mask: padding between two tokens of a row would shift their positions; "
                 "pad on the left"
@@ -252,6 +257,11 @@ def _last_real(documents: Tensor) -> Tensor:
     place = torch.arange(1, documents.shape[1] + 1, device=documents.device)
     last = ((documents >= 0) * place).argmax(1, keepdim=True)
     return documents.gather(1, last).clamp(min=0)
+
+
+def _end_real(documents: Tensor) -> bool:
+    """Whether no row ends in padding."""
+    return bool((documents[:, -1] >= 0).all())
 
 
 def _padded_inside(documents: Tensor) -> bool:

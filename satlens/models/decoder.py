@@ -7,7 +7,7 @@ Shapes: B batch, T position, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ from satlens.models.values import SharedLambda, value_sites
 from satlens.models.weights import DecoderWeights
 
 ReturnType = Literal["logits", "loss", "both"]
+RETURN_TYPES = (*get_args(ReturnType), None)
 
 
 class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
@@ -127,12 +128,15 @@ class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
             logits (B, T, V) in fp32; loss, the mean negative log-likelihood in nats.
 
         Raises:
-            DataError: ids of a wrong type or shape or outside the vocabulary, a context above
-                n_ctx, texts of unequal length, masks of another shape, a cache that the tokens do
-                not continue.
-            HookError: a cache that was begun under other hooks; a cache and only some layers.
+            DataError: an unknown return_type, ids of a wrong type or shape or outside the
+                vocabulary, a context above n_ctx, texts of unequal length, masks of another shape,
+                a cache that the tokens do not continue.
+            HookError: a cache that was begun under other hooks; a cache and only some layers; a
+                border that is not there, or below the one to start at.
         """
         tokens = self._check(tokens, past)
+        if return_type not in RETURN_TYPES:
+            raise DataError(f"return_type: must be logits, loss, both or None, got {return_type!r}")
         _check_shape(tokens, documents=documents, attention_mask=attention_mask, targets=targets)
         padding = None if attention_mask is None else attention_mask == 0
         scoring = targets, loss_per_token
@@ -191,6 +195,11 @@ class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
             start_at = Snapshot(0, self.stream.begin(x0), None)
         first, state, v_first = start_at
         last = self.cfg.n_layers if stop_at_layer is None else stop_at_layer
+        if not first <= last <= self.cfg.n_layers:
+            raise HookError(
+                f"stop_at_layer: {last} is outside of {first}, where the pass starts, to "
+                f"{self.cfg.n_layers}"
+            )
         rerun = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         rerun = rerun and not is_hooked(*self.hook_dict.values())
         for layer in range(first, last):
@@ -202,7 +211,7 @@ class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
             )
             if layer == 0 and v_first is not None:
                 v_first = self.hook_v_first(v_first)
-        return Snapshot(max(first, last), state, v_first)
+        return Snapshot(last, state, v_first)
 
     def _context(
         self, tokens: Tensor, documents: Tensor | None, past: KVCache | None = None

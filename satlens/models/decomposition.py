@@ -7,14 +7,18 @@ components, B batch, T position, D model width, H query heads, K KV heads, E hea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from satlens.errors import HookError
+from satlens.models.layers import at_least_fp32
 from satlens.models.reads import Read, component_hooks, reads_of
+
+UNFOLDED_BYTES = 2**27
+"""Roughly how much memory the coefficients of the tokens unfolded at once may take."""
 
 
 class HeadOutputs(NamedTuple):
@@ -36,19 +40,27 @@ def read_at(model: Any, layer: int, mlp_input: bool, role: str | None) -> Read:
     last = n_layers - 1 if mlp_input else n_layers
     if not 0 <= layer <= last:
         raise HookError(f"layer: {layer} is outside of 0 to {last}")
-    sublayer = "out" if layer == n_layers else "mlp" if mlp_input else "attn"
-    reads = {
-        read.role: read
-        for read in reads_of(model.hook_dict, n_layers)
-        if (read.layer, read.sublayer) == (layer, sublayer)
-    }
+    reads = roles_at(model, layer, mlp_input)
     if role is None and len(reads) == 1:
         return next(iter(reads.values()))
     if role not in reads:
         given = "give one of" if role is None else f"{role!r} is none of"
+        sublayer = "mlp" if mlp_input else "attn"
         place = "output" if layer == n_layers else f"layer {layer} {sublayer}"
         raise HookError(f"role: {given} the roles of the {place} read: {', '.join(reads)}")
     return reads[role]
+
+
+def roles_at(model: Any, layer: int | None, mlp_input: bool) -> dict[str, Read]:
+    """The reads of a sublayer by role; None, -1 or n_layers is the final norm, which has one."""
+    n_layers = model.cfg.n_layers
+    layer = n_layers if layer in (None, -1) else layer
+    sublayer = "out" if layer == n_layers else "mlp" if mlp_input else "attn"
+    return {
+        read.role: read
+        for read in reads_of(model.hook_dict, n_layers)
+        if (read.layer, read.sublayer) == (layer, sublayer)
+    }
 
 
 def scale_point(model: Any, read: Read) -> str:
@@ -88,14 +100,32 @@ def parts_of_read(model: Any, cache: Any, read: Read, chosen: list[int], what: s
     require(cache, hooks, what)
     components = torch.stack([cache[hook] for hook in hooks])
     lead = components.shape[1:-1]
-    recorded = _Recorded(model, cache, read, lead, what)
+    recorded, at, parts = _recorded(model, cache, read, lead, what), 0, []
+    size = _at_once(model, recorded, read)
+    for delta in components.reshape(len(hooks), lead.numel(), -1).split(size, 1):
+        *_, coefficients = _unfolded_to(model, recorded.part(slice(at, at + size)), read)
+        c = coefficients[0][:, chosen].movedim(1, 0)
+        # Coefficients that nothing recorded tells are on the model's device.
+        c = (c if c.ndim == 3 else c[..., None]).to(delta.device)
+        parts.append((c * delta.double()).to(delta.dtype))
+        at += size
+    return torch.cat(parts, 1).view_as(components)
+
+
+def _unfolded_to(model: Any, recorded: _Recorded, read: Read) -> Iterator[Tensor]:
+    """Coefficients of the reads up to one, (1, N, M) or (1, N, M, D), N = 1 if static."""
     for hook, coefficients in model.stream.unfold(model, recorded):
+        yield coefficients
         if hook == read.hook:
-            c = coefficients[0][:, chosen].movedim(1, 0)
-            c = c if c.ndim == 3 else c[..., None]
-            c = c.expand(-1, lead.numel(), -1).reshape(len(chosen), *lead, -1)
-            return (c * components.double()).to(components.dtype)
+            return
     raise AssertionError(f"{read.hook} was not unfolded")
+
+
+def _at_once(model: Any, recorded: _Recorded, read: Read) -> int:
+    """Tokens whose coefficients fit, from those of the first."""
+    first = _unfolded_to(model, recorded.part(slice(1)), read)
+    n_numbers = sum(coefficients.numel() for coefficients in first)
+    return max(1, UNFOLDED_BYTES // (8 * max(1, n_numbers)))
 
 
 def require(cache: Any, hooks: Iterable[str], what: str) -> None:
@@ -110,21 +140,32 @@ def require(cache: Any, hooks: Iterable[str], what: str) -> None:
 
 
 class _Recorded(dict[str, Tensor]):
-    """Cached weights of all tokens as one row; what is missing is refused once it is needed."""
+    """Cached weights of tokens as one row; what is missing is refused once it is needed."""
 
-    def __init__(self, model: Any, cache: Any, read: Read, lead: torch.Size, what: str) -> None:
-        names, n_layers = model.stream.unfolded_from(model.cfg), model.cfg.n_layers
-        self.names = [name for name in names if _layer_of(name, n_layers) <= read.layer]
-        self.what = what
-        super().__init__(
-            (name, cache[name].reshape(1, lead.numel(), *cache[name].shape[len(lead) :]))
-            for name in names
-            if name in cache
-        )
+    def __init__(self, weights: Mapping[str, Tensor], names: list[str], what: str) -> None:
+        super().__init__(weights)
+        self.names, self.what = names, what
+
+    def part(self, tokens: slice) -> _Recorded:
+        """The same of some tokens."""
+        some = {name: weights[:, tokens] for name, weights in self.items()}
+        return _Recorded(some, self.names, self.what)
 
     def __missing__(self, name: str) -> Tensor:
         require(self, self.names, self.what)
         raise KeyError(name)
+
+
+def _recorded(model: Any, cache: Any, read: Read, lead: torch.Size, what: str) -> _Recorded:
+    """The weights that a read may depend on, of all tokens."""
+    names, n_layers = model.stream.unfolded_from(model.cfg), model.cfg.n_layers
+    weights = {
+        name: cache[name].reshape(1, lead.numel(), *cache[name].shape[len(lead) :])
+        for name in names
+        if name in cache
+    }
+    needed = [name for name in names if _layer_of(name, n_layers) <= read.layer]
+    return _Recorded(weights, needed, what)
 
 
 def _layer_of(hook: str, n_layers: int) -> int:
@@ -153,7 +194,8 @@ def head_outputs(model: Any, cache: Any, layer: int, what: str) -> HeadOutputs:
     at = f"blocks.{layer}.attn.hook_"
     hooks = [at + name for name in ("z", "pattern", "v_gate", "v_first")]
     require(cache, hooks, what)
-    z, pattern, gate, v_first = (cache[hook] for hook in hooks)
+    # Under autocast they are of several dtypes.
+    z, pattern, gate, v_first = (at_least_fp32(cache[hook]) for hook in hooks)
     first = gate[..., None] * v_first
     if z.ndim != v_first.ndim or pattern.shape[-1] != first.shape[-3]:
         raise HookError(

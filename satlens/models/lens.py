@@ -105,11 +105,13 @@ def lens_of_cache(
     """
     n_layers = model.cfg.n_layers
     wanted = _borders(n_layers, layers)
-    for name in (*component_hooks(n_layers), "hook_out_read"):
+    needed = (*component_hooks(n_layers), "hook_out_read")
+    for name in needed:
         if name not in cache:
             raise HookError(f"logit_lens: {name} is not in this cache")
         if cache[name].ndim != 3:
             raise HookError(f"logit_lens: {name} is cut to one position; keep a slice of positions")
+    cache = {name: cache[name].to(model.device) for name in needed}
     by_layer: dict[int, Tensor] = {}
     seen: list[Tensor] = []
     with torch.no_grad():

@@ -10,17 +10,9 @@ from planted import documents, gated, tiny
 
 from satlens.analysis.ablation import ablate, available_kinds
 from satlens.analysis.evaluation import evaluate
-from satlens.analysis.interventions import (
-    MeanGate,
-    MeanRoute,
-    ShuffleGate,
-    TieValueRoute,
-    UniformRoute,
-    ZeroGate,
-    ZeroRoute,
-    fit_means,
-    intervene,
-)
+from satlens.analysis.interventions import MeanGate, ShuffleGate, ZeroGate, intervene
+from satlens.analysis.means import fit_means
+from satlens.analysis.route_interventions import MeanRoute, TieValueRoute, UniformRoute, ZeroRoute
 from satlens.errors import AnalysisError
 
 FAST = {"n_resamples": 99}

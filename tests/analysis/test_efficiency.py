@@ -26,6 +26,24 @@ def test_operations_counted_by_hand(tied: bool) -> None:
     assert flops_per_token(model, 16) == 6 * matrices + attention
 
 
+MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 100 * 32
+OF_STREAMS = {
+    # C n D and (C n)^2 at layer 1 (C = 4, n = 2), then at the end (C = 1, n = 3)
+    "muddformer-prepost": 8 * 32 + 8 * 8 + 3 * 32 + 3 * 3,
+    "hyperconnections": 4 * 4 * 32 * 6,  # sublayers, streams, D, n + 2 columns
+    "hyperconnections-static": 0,
+    "rd-attnres": 0,
+    "denseformer": 0,
+    "satformer": 4 * 32,  # a gate a head in layer 1
+}
+
+
+@pytest.mark.parametrize("name", OF_STREAMS)
+def test_only_matrix_products_are_counted(name: str) -> None:
+    model = satlens.build(name, **TINY, n_heads=4, d_mlp=64, d_vocab=100)
+    assert flops_per_token(model, 0) == 6 * (MATRICES + OF_STREAMS[name])
+
+
 def test_saved_bytes_counts_a_storage_once_and_no_parameter() -> None:
     layer = torch.nn.Linear(8, 8, bias=False)
     x = torch.randn(5, 8)

@@ -10,17 +10,14 @@ from planted import documents, tiny
 from satlens.analysis.evaluation import evaluate
 from satlens.analysis.interventions import (
     MeanGate,
-    MeanRoute,
     OpenGate,
     ScaleGate,
     ShuffleGate,
-    TieValueRoute,
-    UniformRoute,
     ZeroGate,
-    ZeroRoute,
-    fit_means,
     intervene,
 )
+from satlens.analysis.means import fit_means
+from satlens.analysis.route_interventions import MeanRoute, TieValueRoute, UniformRoute, ZeroRoute
 from satlens.errors import AnalysisError, HookError
 
 TOKENS = torch.randint(0, 32, (3, 16), generator=torch.Generator().manual_seed(0))

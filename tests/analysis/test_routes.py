@@ -10,8 +10,9 @@ from planted import documents, tiny
 import satlens.analysis.effective as effective
 from satlens.analysis.effective import EffectiveRoutes
 from satlens.analysis.inputs import open_windows
-from satlens.analysis.interventions import UniformRoute, intervene
+from satlens.analysis.interventions import intervene
 from satlens.analysis.result import Result
+from satlens.analysis.route_interventions import UniformRoute
 from satlens.analysis.routes import routes
 from satlens.analysis.stats import ratio_interval
 from satlens.analysis.stream import n_groups, run
@@ -178,6 +179,7 @@ def test_half_precision_is_measured_by_its_own_rounding(docs):
     identity = result.summary["identity"]
     assert identity["max_error"] <= identity["tolerance"] == pytest.approx(2**-5)
     assert any("bfloat16" in note for note in result.notes)
+    assert not any("channel_mean" in note for note in result.notes)
 
 
 def test_tokens_without_a_value_are_counted(docs):
@@ -206,6 +208,23 @@ def test_how_many_tokens_unfold_at_once_changes_nothing(docs, name, monkeypatch)
     for column in expected.select_dtypes("number"):
         a, b = (t[column].to_numpy(float) for t in (found, expected))
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=column)
+
+
+@pytest.mark.parametrize("name", ["muddformer-prepost", "attnres"])
+def test_fewer_windows_at_once_change_nothing(docs, name, monkeypatch):
+    """Batches shrink to what may be captured; one window is the least."""
+    model = tiny(name)
+    assert effective.windows_at_once(model, 8) == 8
+    expected = routes(model, docs, baseline=False, **FAST).table
+    window = 4 * model.cfg.d_model * N_CTX * (7 + (16 if "mudd" in name else 7))
+    for most, rows in ((window * 3 - 1, 2), (1, 1)):
+        monkeypatch.setattr(effective, "CAPTURED_BYTES", most * model.dtype.itemsize // 4)
+        assert effective.windows_at_once(model, 8) == rows
+        assert effective.windows_at_once(model, 0) == 0
+        found = routes(model, docs, baseline=False, **FAST).table
+        for column in expected.select_dtypes("number"):
+            a, b = (t[column].to_numpy(float) for t in (found, expected))
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=column)
 
 
 def test_only_what_is_needed_is_captured(docs):
@@ -239,6 +258,7 @@ def test_a_finished_pass_is_resumed_with_all_it_knew(docs, tmp_path):
     again = routes(model, docs, resume_dir=tmp_path, **FAST)
     assert again.table.equals(first.table)
     assert again.table["flags"].str.contains("channel_mean").all()
+    assert sum("channel_mean" in note for note in again.notes) == 1
     assert again.summary == first.summary
 
 

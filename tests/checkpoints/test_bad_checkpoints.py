@@ -229,3 +229,16 @@ def test_bad_input_is_a_checkpoint_error(folder):
     (folder / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="model_type"):
         satlens.load(folder)
+
+
+def test_a_header_as_long_as_a_pickle_begins_is_no_pickle(tiny, tmp_path):
+    """The first bytes of a safetensors file are its header's length: 640 is a pickle's 80 02."""
+    satlens.save(tiny, tmp_path / "model", layout="satformer_repo")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors, file, {"x": ""})
+    length = int.from_bytes(file.read_bytes()[:8], "little")
+    save_file(tensors, file, {"x": "." * ((640 - length) % 65_536)})
+    assert file.read_bytes()[:2] == b"\x80\x02"
+    again = satlens.load(tmp_path / "model")
+    assert all(torch.equal(v, tiny.state_dict()[k]) for k, v in again.state_dict().items())

@@ -258,3 +258,16 @@ def test_what_cannot_be_expressed_writes_nothing(golden, folder, tmp_path, monke
     code, _, err = cli(monkeypatch, capsys, "convert", folder, folder, "--to", "satlens")
     assert code == 1
     assert "exists already" in err
+
+
+def test_what_a_layout_does_not_keep_is_said(tmp_path, monkeypatch, capsys):
+    satlens.save(satlens.build("transformer", n_layers=1, d_model=16), tmp_path / "ours")
+    arguments = ("convert", tmp_path / "ours", tmp_path / "theirs", "--to", "hf-llama")
+    code, _, err = cli(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert "hf-llama layout does not keep init: 'fan_in' reads back as 'normal_0.02'" in err
+    assert "hf-llama layout does not keep document_mask: True reads back as False" in err
+    model = satlens.load(tmp_path / "theirs")
+    tokens = torch.arange(20).view(2, 10)
+    (note,) = [n for n in satlens.routes(model, tokens).notes if "hf_llama layout does not" in n]
+    assert "init=normal_0.02" in note

@@ -107,6 +107,10 @@ def test_qk_norm_keeps_its_own_eps():
         ({"model_type": "rd_attnres"}, "attnres_block_size"),
         ({"model_type": "transformer", "attnres_block_size": 0}, "block_size"),
         (
+            {"model_type": "transformer", "attnres_block_size": 2, "route_control": "tied"},
+            "route_control",
+        ),
+        (
             {"model_type": "rd_attnres", "attnres_block_size": 2, "route_control": "x"},
             "route_control",
         ),
@@ -131,9 +135,12 @@ def test_missing_sizes_are_named(key):
         ({"mlp_bias": True}, "mlp_bias"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_scaling": "default"}, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_parameters"),
         ({"rope_parameters": {"factor": 2.0}}, "rope_parameters"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"is_causal": False}, "is_causal"),
+        ({"rope_parameters": {"rope_type": "default", "full_attention": {}}}, "rope_parameters"),
         ({"num_attention_heads": 5}, "hidden_size=32.*num_attention_heads=5"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4.*num_key_value_heads=3"),
         ({"model_type": "qwen3", **WINDOW, "max_window_layers": 1}, "max_window_layers"),

@@ -56,6 +56,16 @@ def test_what_comes_along(tiny, folder):
     assert all(p.requires_grad for p in model.parameters())
 
 
+def test_files_are_as_readable_as_the_umask_says(tiny, tmp_path):
+    before = os.umask(0o027)
+    try:
+        satlens.save(tiny, tmp_path / "model")
+    finally:
+        os.umask(before)
+    modes = {f.name: f.stat().st_mode & 0o777 for f in (tmp_path / "model").iterdir()}
+    assert set(modes.values()) == {0o640}, modes
+
+
 def test_sha256_follows_config_and_weights(tiny, folder, tmp_path):
     first = satlens.load(folder).provenance["sha256"]
     satlens.save(tiny, tmp_path / "same")

@@ -1,7 +1,8 @@
-"""Shared by the model tests: one thread, so that timing of the suite is predictable."""
+"""Shared by the model tests: one thread, for predictable times; passes without shape checks."""
 
 from __future__ import annotations
 
+import jaxtyping
 import pytest
 import torch
 
@@ -12,3 +13,12 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def _as_outside_tests():
+    """Run-time shape checks cannot be compiled, and forestall the model's own."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from straight_line import evaluate, random_model, random_tokens
-from torch.utils.checkpoint import checkpoint
 
 import satlens
+from satlens.errors import ConfigError, DataError, HookError
 from satlens.models.initialise import family
 from satlens.models.presets import PRESETS, VARIANTS
 
@@ -222,22 +220,22 @@ def test_resuming_from_a_snapshot(name):
         assert torch.equal(model(tokens, start_at=two), full)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_activation_checkpointing_gives_the_same_gradients(name):
-    tokens = random_tokens()
+@pytest.mark.usefixtures("_as_outside_tests")
+def test_names_that_mean_nothing_are_refused():
+    model = build("transformer", n_layers=1)
+    with pytest.raises(ConfigError, match="attention: must be auto, eager or fused, got 'flash'"):
+        satlens.attention("flash").__enter__()
+    with pytest.raises(DataError, match="return_type: must be logits, loss, both or None"):
+        model(random_tokens(), return_type="losses")
 
-    def gradients(wrap):
-        model = build(name)
-        if wrap:
-            for block in model.blocks:
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        model(tokens, return_type="loss").backward()
-        return {n: p.grad for n, p in model.named_parameters()}
 
-    plain, wrapped = gradients(False), gradients(True)
-    for parameter, value in plain.items():
-        other = wrapped[parameter]
-        assert (value is None and other is None) or torch.equal(value, other), parameter
+def test_borders_that_are_not_there_are_refused():
+    model, tokens = build("transformer", n_layers=2), random_tokens()
+    for layer in (-1, 3):
+        with pytest.raises(HookError, match=f"stop_at_layer: {layer} is outside of 0"):
+            model(tokens, stop_at_layer=layer)
+    with pytest.raises(HookError, match="stop_at_layer: 0 is outside of 1, where the pass starts"):
+        model(tokens, start_at=model(tokens, stop_at_layer=1), stop_at_layer=0)
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -7,7 +7,6 @@ import weakref
 from dataclasses import dataclass
 from functools import partial
 
-import jaxtyping
 import pytest
 import torch
 from straight_line import random_model, random_tokens
@@ -114,6 +113,28 @@ def test_left_padded_rows_equal_themselves_alone(name, window):
     cache = KVCache()
     model(tokens[:, :9], past=cache, attention_mask=mask[:, :9])
     assert (model(tokens[:, 9:], past=cache) - logits[:, 9:]).abs().max() < 1e-10
+
+
+def test_padding_is_checked_where_it_can_be_inside(monkeypatch):
+    """Not at each decoded token; again where padding or a shorter cache is continued."""
+    model, tokens = build("satformer"), random_tokens(2, 12)
+    checked = []
+    inside = satlens.models.cache._padded_inside
+    monkeypatch.setattr(
+        "satlens.models.cache._padded_inside", lambda ids: checked.append(1) or inside(ids)
+    )
+    mask, cache = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]), KVCache()
+    model(tokens[:, :4], past=cache, attention_mask=mask)
+    for position in range(4, 7):
+        model(tokens[:, position : position + 1], past=cache)
+    assert len(checked) == 1
+    documents = torch.tensor([[1, 1, -1, -1, 2, 2], [1, 1, 1, 1, 1, 1]])
+    cache = KVCache()
+    model(tokens[:, :6], past=cache, documents=documents)
+    model(tokens[:, 6:7], past=cache)
+    cache.truncate(4)
+    with pytest.raises(DataError, match="pad on the left"):
+        model(tokens[:, 4:5], past=cache)
 
 
 @pytest.mark.parametrize("name", ["transformer", "satformer on rd-attnres"])
@@ -329,15 +350,6 @@ REFUSED = {
         "past: .*start_at",
     ),
 }
-
-
-@pytest.fixture
-def _as_outside_tests():
-    """Wrong types reach the model's own checks, which jaxtyping's forestall in tests only."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.mark.usefixtures("_as_outside_tests")

@@ -52,6 +52,15 @@ def test_parts_add_up_to_the_read(name):
     assert torch.equal(cache.decompose_resid(-1), cache.decompose_resid(2))
 
 
+@pytest.mark.parametrize("name", ["muddformer-prepost", "rd-attnres", "denseformer"])
+def test_parts_do_not_depend_on_how_many_tokens_are_unfolded_at_once(name, monkeypatch):
+    cache = cached(small(name, n_layers=2))
+    whole = cache.decompose_resid(1, mlp_input=True)
+    for most in (1, 40_000):  # one token; some, the last part shorter
+        monkeypatch.setattr("satlens.models.decomposition.UNFOLDED_BYTES", most)
+        assert torch.equal(cache.decompose_resid(1, mlp_input=True), whole)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_normed_parts_add_up_to_what_the_norm_gives(name):
     model = small(name, n_layers=2)
@@ -66,6 +75,20 @@ def test_normed_parts_add_up_to_what_the_norm_gives(name):
         normed = cache.decompose_resid(**where, apply_ln=True).sum(0)
         norms = [n for n in cache if n.endswith("hook_normalized") and n.startswith(_at(read))]
         assert any(close(normed, cache[n]) for n in norms), read.hook
+
+
+@pytest.mark.parametrize(("name", "roles"), [("rd-attnres", "qk, v"), ("muddformer", "q, k, v, r")])
+def test_a_scale_that_is_of_one_role_only_is_refused(name, roles):
+    cache = cached(small(name))
+    parts = cache.decompose_resid(1, role="v")
+    message = rf"roles {roles}, each .*decompose_resid\(1, apply_ln=True, role"
+    for where in ((1,), (1, False)):
+        with pytest.raises(HookError, match=message) as error:
+            cache.apply_ln_to_stack(parts, *where)
+    assert "\n" not in str(error.value)
+    for where in ({"layer": 1, "mlp_input": True}, {"layer": None}):
+        normed = cache.apply_ln_to_stack(cache.decompose_resid(**where), **where)
+        assert torch.equal(normed, cache.decompose_resid(**where, apply_ln=True))
 
 
 def _at(read):
@@ -135,6 +158,7 @@ def test_what_is_needed_is_enough_and_what_is_missing_is_named(name):
         ("attnres", {"layer": 1, "role": "v"}, "'v' is none of .*: shared"),
         ("attnres", {"layer": 4}, "layer: 4 is outside of 0 to 3"),
         ("attnres", {"layer": 3, "mlp_input": True}, "layer: 3 is outside of 0 to 2"),
+        ("attnres", {"layer": 1, "mode": "head"}, "mode: must be all, mlp or attn, got 'head'"),
         ("attnres", {"layer": 0, "mode": "mlp", "incl_embeds": False}, "no such parts"),
     ],
 )
@@ -173,6 +197,19 @@ def test_the_parts_of_heads_add_up_to_the_attention(name, fields):
             assert projected.rest.shape == (*parts.rest.shape[:-1], model.cfg.d_model)
             total = (projected.v_first + projected.rest).sum(-2)
             assert close(total, cache[f"blocks.{layer}.hook_attn_out"])
+
+
+@pytest.mark.parametrize("name", ["satformer", "resformer"])
+def test_heads_of_a_pass_under_autocast_are_split(name):
+    """Its activations are of several dtypes."""
+    model = small(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        cache = cached(model)
+    assert cache["blocks.1.attn.hook_pattern"].dtype == torch.bfloat16
+    parts = cache.decompose_heads(1, project=True)
+    total, added = sum(parts).sum(-2), cache["blocks.1.hook_attn_out"]
+    assert parts.rest.dtype == torch.float32
+    assert (total - added).abs().max() <= 2e-2 * added.abs().max()
 
 
 def test_a_closed_gate_has_no_part_from_v_first():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from straight_line import random_model, random_tokens
 
 import satlens
 from satlens.cli import main
+from satlens.cli.generate import _interventions
 from satlens.data.tokenizers import train_bpe
 from satlens.errors import ConfigError, DataError
 from satlens.models.generation import restrict
@@ -238,21 +238,12 @@ def test_modes():
     assert steps == [("generate", done, 8) for done in range(9)]
 
 
-@pytest.fixture
-def _as_outside_tests():
-    """Run-time shape checks cannot be compiled, and forestall the model's own."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
-
-
 @pytest.mark.usefixtures("_as_outside_tests")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_a_compiled_model_generates_uncompiled():
-    """Compiled code would be made for every length."""
+    """Compiled code would be made for every length, and for every border of the logit lens."""
     model, tokens = random_model("satformer"), random_tokens(2, 5)
-    expected, calls = model.generate(tokens, 8), []
+    expected, lens, calls = model.generate(tokens, 8), model.logit_lens(tokens), []
 
     def backend(graph, inputs):
         calls.append(graph)
@@ -260,6 +251,7 @@ def test_a_compiled_model_generates_uncompiled():
 
     model.compile(backend=backend)
     assert torch.equal(model.generate(tokens, 8), expected)
+    assert torch.equal(model.logit_lens(tokens), lens)
     assert not calls
     with torch.no_grad():
         model(tokens)
@@ -362,6 +354,20 @@ def test_the_command(shell):
     with satlens.intervene(model, satlens.ZeroGate()):
         assert out == model.generate(TEXT, 30) + "\n"
     assert out != model.generate(TEXT, 30) + "\n"
+
+
+def test_what_zero_stands_for():
+    """Gates and routes that are added to a residual stream, as for ``satlens ablate``."""
+
+    def kinds(*arguments, **fields):
+        model = random_model(*arguments, **fields)
+        return [type(one).__name__ for one in _interventions("zero", model)]
+
+    assert kinds("satformer") == ["ZeroGate"]
+    assert kinds("delta-attnres") == ["ZeroRoute"]
+    both = kinds("muddformer-prepost", value_residual="satformer")
+    assert both == ["ZeroGate", "ZeroRoute"]
+    assert kinds("muddformer") == ["ZeroGate"]  # which says that there are no gates
 
 
 def test_the_command_refuses_in_one_line(shell):

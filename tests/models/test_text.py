@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jaxtyping
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
@@ -24,15 +23,6 @@ def model():
     built = satlens.build("satformer", n_layers=2, d_model=16, n_heads=2, d_vocab=270, n_ctx=32)
     built.tokenizer = tokenizer
     return built
-
-
-@pytest.fixture
-def _as_outside_tests():
-    """Wrong types reach the model's own checks, which jaxtyping's forestall in tests only."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def test_no_special_token_is_added(model):

@@ -94,6 +94,22 @@ def test_tokens_unfold_apart(case):
         torch.testing.assert_close(apart[hook][0].expand_as(one), one, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("with_model", [False, True])
+@pytest.mark.parametrize("name", ["transformer", *(n for n in STREAMS if "hyper" not in n)])
+def test_coefficients_are_where_the_weights_were_recorded(name, with_model):
+    """On the meta device mixing devices is an error too. It has no values to compare, which
+    hyper-connections do; theirs come from the recorded matrices alone."""
+    model = random_model(name, dtype=torch.float32, n_layers=2)
+    cache = run(model, random_tokens())
+    recorded = {n: cache[n].to("meta") for n in model.stream.unfolded_from(model.cfg)}
+    model.to("meta" if with_model or not recorded else "cpu")
+    devices = {c.device.type for _, c in model.stream.unfold(model, recorded)}
+    assert devices == {"meta"}
+    measured = {n: cache[n].to("meta") for n in model.stream.measured_from(model.cfg)}
+    norms = model.stream.source_norms(model, measured)
+    assert all(norm.device.type == "meta" for _, norm in norms)
+
+
 def test_names_and_places_of_reads():
     model = random_model("muddformer", n_layers=2)
     names = [read.name for read in reads_of(model.hook_dict, 2)]

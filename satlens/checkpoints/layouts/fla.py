@@ -21,7 +21,7 @@ from satlens.checkpoints.layouts.backbone import (
     refuse,
     tied_head,
 )
-from satlens.checkpoints.layouts.base import Layout, Rule, no_value_residual
+from satlens.checkpoints.layouts.base import Layout, Rule, no_value_residual, only
 from satlens.config import (
     STRICT,
     AttnResStream,
@@ -61,7 +61,9 @@ class Fla(Layout):
         keys = read_keys(AttnResKeys, config, where)
         size = keys.attnres_block_size
         stream: Stream = ResidualStream() if size is None else AttnResStream(block_size=size)
-        if config["model_type"] == _RD:
+        if config["model_type"] != _RD:
+            only(config, "route_control", ("none",), where)
+        else:
             if size is None:
                 raise ConfigError(f"{where}: attnres_block_size: missing")
             stream = RoleDecoupledStream(block_size=size, control=keys.route_control)

@@ -67,6 +67,7 @@ def read_hf_keys(cls: type[K], config: dict[str, Any], where: str) -> K:
     only(config, "pretraining_tp", (1, None), where)
     only(config, "quantization_config", (None,), where)
     only(config, "partial_rotary_factor", (1, None), where)
+    only(config, "is_causal", (True, None), where)
     known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
     values = {k: v for k, v in config.items() if k in known}
     if values.get("attention_bias", False) is None:
@@ -80,8 +81,10 @@ def read_hf_keys(cls: type[K], config: dict[str, Any], where: str) -> K:
         if isinstance(rope, dict):
             unnamed = None if "factor" in rope else "default"
             kind = rope.get("rope_type", rope.get("type", unnamed))
-        if kind != "default":
+        if kind != "default" or not isinstance(rope, dict):
             raise ConfigError(f"{where}: {key}: {kind!r} is not supported, only plain RoPE")
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise ConfigError(f"{where}: {key}: one RoPE for every layer is all there is")
         only(rope, "partial_rotary_factor", (1, None), f"{where}: {key}")
         values["rope_theta"] = rope.get("rope_theta", values.get("rope_theta", 10_000.0))
     return make(cls, values, where)

@@ -34,7 +34,6 @@ def mudd_reads(cfg: ModelConfig) -> Iterator[MuddRead]:
     for layer in range(cfg.n_layers):
         last = layer == cfg.n_layers - 1
         ways, sources = 1 if last else WAYS, layer + 2
-        hidden = ways * sources * (4 if last and stream.expand_last else 1)
-        hidden = (hidden // 64 + 1) * 64 if stream.round64 else hidden
+        hidden = stream.hidden_width(ways, sources, last=last)
         ours = "out_read." if last else f"blocks.{layer + 1}.depth_read."
         yield MuddRead(ours, layer, ways, sources, hidden)

@@ -21,7 +21,7 @@ from transformer_lens.hook_points import HookPoint
 
 from satlens.config import AttnResStream, DeltaStream, ModelConfig, RoleDecoupledStream
 from satlens.models.attention import ForwardContext, Reads
-from satlens.models.block import Block, DepthStream, final_norm
+from satlens.models.block import Block, DepthStream, ReadPoints, final_norm
 from satlens.models.layers import (
     RMSNorm,
     at_least_fp32,
@@ -57,13 +57,6 @@ class AttnResState(NamedTuple):
         """A sublayer's output joins the running sum."""
         partial = at_least_fp32(y) if self.partial is None else self.partial + y
         return self._replace(partial=partial)
-
-
-class ReadPoints(NamedTuple):
-    """Hook points of one role of a read."""
-
-    route: HookPoint
-    read: HookPoint
 
 
 class DepthRead(nn.Module):

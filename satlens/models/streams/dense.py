@@ -26,7 +26,12 @@ from satlens.models.attention import ForwardContext, Reads
 from satlens.models.block import Block, DepthStream, final_norm
 from satlens.models.layers import at_least_fp32, is_hooked, isolated
 from satlens.models.sites import AccessSite
-from satlens.models.streams.weighted import accumulate, cumulative_sources, static_sum
+from satlens.models.streams.weighted import (
+    accumulate,
+    cumulative_sources,
+    static_sum,
+    unit_components,
+)
 
 
 class DenseState(NamedTuple):
@@ -131,7 +136,7 @@ class Dense(DepthStream):
     def unfold(model: Any, recorded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """A state is a mixture of earlier ones plus its two sublayers' outputs."""
         cfg = model.cfg
-        unit = torch.eye(1 + 2 * cfg.n_layers, dtype=torch.float64)[:, None, None]
+        unit = unit_components(model, recorded)
         read = unit[0]
         states = [read]
         for layer in range(cfg.n_layers):

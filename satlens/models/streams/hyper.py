@@ -22,7 +22,7 @@ from transformer_lens.hook_points import HookPoint
 
 from satlens.config import HyperStream, ModelConfig
 from satlens.models.attention import ForwardContext, Reads
-from satlens.models.block import Block, DepthStream, final_norm
+from satlens.models.block import Block, DepthStream, ReadPoints, final_norm
 from satlens.models.layers import RMSNorm, at_least_fp32, compute_dtype, is_hooked, visit
 from satlens.models.reads import component_hooks
 from satlens.models.sites import AccessSite, Source
@@ -53,13 +53,6 @@ class HyperState(NamedTuple):
         """A sublayer's output joins the streams."""
         assert self.beta is not None
         return HyperState(AddOutput.apply(self.streams, self.beta, y))
-
-
-class ReadPoints(NamedTuple):
-    """Hook points of a sublayer's read."""
-
-    route: HookPoint
-    read: HookPoint
 
 
 class HyperConnection(nn.Module):

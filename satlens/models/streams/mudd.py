@@ -27,7 +27,7 @@ from transformer_lens.hook_points import HookPoint
 
 from satlens.config import ModelConfig, MuddStream
 from satlens.models.attention import ForwardContext, Reads
-from satlens.models.block import Block, DepthStream
+from satlens.models.block import Block, DepthStream, ReadPoints
 from satlens.models.layers import (
     RMSNorm,
     at_least_fp32,
@@ -45,7 +45,7 @@ from satlens.models.streams.mudd_mixing import (
     FusedRead,
     depth_weights,
 )
-from satlens.models.streams.weighted import accumulate, cumulative_sources
+from satlens.models.streams.weighted import accumulate, cumulative_sources, unit_components
 
 Way = Literal["q", "k", "v", "r"]
 WAYS: tuple[Way, ...] = ("q", "k", "v", "r")
@@ -63,13 +63,6 @@ class MuddState(NamedTuple):
         return self._replace(x=self.x + y)
 
 
-class ReadPoints(NamedTuple):
-    """Hook points of one way of a read."""
-
-    route: HookPoint
-    read: HookPoint
-
-
 class DepthRead(nn.Module):
     """Weights of one read of n states in C ways.
 
@@ -85,11 +78,7 @@ class DepthRead(nn.Module):
         assert isinstance(stream, MuddStream)
         self.eps = cfg.norm_eps
         self.pre_post_norm = stream.pre_post_norm
-        hidden = n_ways * n_sources
-        if stream.expand_last and n_sources > cfg.n_layers:
-            hidden *= 4
-        if stream.round64:
-            hidden = (hidden // 64 + 1) * 64
+        hidden = stream.hidden_width(n_ways, n_sources, last=n_sources > cfg.n_layers)
         self.w1 = nn.Linear(cfg.d_model, hidden, bias=False)
         self.w2 = nn.Linear(hidden, n_ways * n_sources, bias=False)
         nn.init.zeros_(self.w2.weight)
@@ -282,8 +271,7 @@ class Mudd(DepthStream):
     def unfold(model: Any, recorded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """A state is its layer's r read plus the layer's two outputs."""
         cfg = model.cfg
-        n_sublayers = 2 * cfg.n_layers
-        unit = torch.eye(1 + n_sublayers, dtype=torch.float64)[:, None, None]
+        unit = unit_components(model, recorded)
         if cfg.stream.pre_post_norm:
             unit = unit[..., None].expand(-1, -1, -1, -1, cfg.d_model)
         states = [unit[0]]
@@ -316,9 +304,9 @@ class Mudd(DepthStream):
             (site, *others) = [s for s in cls.sites(model.cfg) if s.layer == layer]
             read = model.out_read if site.sublayer == "out" else model.blocks[layer].depth_read
             norms = []
-            for source, weight in zip(site.sources, read.pre.detach().double(), strict=True):
+            for source, weight in zip(site.sources, read.pre.detach(), strict=True):
                 state = source_state(source, recorded, n_layers)
-                normed = state * weight / rms_scale(state, read.eps)
+                normed = state * weight.to(state) / rms_scale(state, read.eps)
                 norms.append(torch.linalg.vector_norm(normed, dim=-1))
             for each in (site, *others):
                 yield each.hook, torch.stack(norms, -1)
@@ -336,7 +324,7 @@ def _unfolded(
         return [accumulate(states, route.double().split(1, -1)) for route in routes]
     pre_scales = recorded[f"{name}.hook_pre_scale"].double()
     post_scales = recorded[f"{name}.hook_post_scale"].double()
-    pre, post = read.pre.detach().double(), read.post.detach().double()
+    pre, post = (p.detach().to(pre_scales) for p in (read.pre, read.post))
     normed = [state * weight for state, weight in zip(states, pre, strict=True)]
     reads = []
     for route, scale, weight in zip(routes, post_scales.split(1, -1), post, strict=True):

@@ -62,7 +62,8 @@ class Residual(DepthStream):
     @staticmethod
     def unfold(model: Any, recorded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         total = 1 + 2 * model.cfg.n_layers
-        ones = torch.ones(total, total, dtype=torch.float64).tril()[:, None, None]
+        ones = torch.ones(total, total, dtype=torch.float64, device=model.device)
+        ones = ones.tril()[:, None, None]
         for layer in range(model.cfg.n_layers):
             yield f"blocks.{layer}.hook_attn_read", ones[2 * layer]
             yield f"blocks.{layer}.hook_mlp_read", ones[2 * layer + 1]

@@ -5,7 +5,7 @@ Shapes: n sources, B batch, T position, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,16 @@ from satlens.models.sites import EMBEDDING, Source
 def cumulative_sources(states: Iterable[int]) -> tuple[Source, ...]:
     """Typed sources X_j: the embedding is X_0, X_j the state after layer j (from 1)."""
     return tuple(Source(kind="cumulative", last=2 * j - 1) if j else EMBEDDING for j in states)
+
+
+def unit_components(model: Any, recorded: Mapping[str, Tensor]) -> Tensor:
+    """Each component's coefficients in itself, (M, 1, 1, M) with M = 1 + 2 L, in float64.
+
+    On the device of what was recorded, which need not be the model's.
+    """
+    like = next(iter(recorded.values()), None)
+    device = model.device if like is None else like.device
+    return torch.eye(1 + 2 * model.cfg.n_layers, dtype=torch.float64, device=device)[:, None, None]
 
 
 def accumulate(sources: Sequence[Tensor], weights: Iterable[Tensor]) -> Tensor:
