@@ -242,8 +242,11 @@ def test_borders_that_are_not_there_are_refused():
 def test_bf16_autocast(name):
     """fp32 master weights, bf16 products: same loss to bf16's precision, fp32 gradients."""
     model = build(name, dtype=torch.float32)
-    for parameter in model.parameters():  # a tame model: no gradient is a difference of large ones
-        parameter.data.mul_(0.4)
+    # At 0.5 the gradient of a connection's scale is a difference of large terms, which bf16 loses
+    # in any formulation.
+    tame = 0.4 if model.cfg.stream.kind == "hyper" else 0.5
+    for parameter in model.parameters():
+        parameter.data.mul_(tame)
     tokens = random_tokens(4, 16)
     exact = model(tokens, return_type="loss")
     exact.backward()
