@@ -30,21 +30,22 @@ def data(root: Path, params: dict[str, Any], report: Report) -> None:
 
 
 def tags(root: Path, params: dict[str, Any], report: Report) -> None:
-    """Tag the test documents once, for every categories step."""
+    """Tag the test documents and the pool that drivers are fitted on, for every categories step."""
     from satlens.data.dataset import PreparedDataset
     from satlens.data.tags import tag_documents
     from satlens.data.windows import Windows
 
     dataset = PreparedDataset.open(root / "data")
-    documents = Windows(dataset.split("test").documents, 1, **params["slice"]).documents
-    tag_documents(
-        documents,
-        dataset.tokenizer,
-        tagger=params["tagger"],
-        entities=params["entities"],
-        cache_dir=root / params["folder"],
-        progress=_counted(report),
-    )
+    for split in ("test", "pool"):
+        documents = Windows(dataset.split(split).documents, 1, **params["slice"]).documents
+        tag_documents(
+            documents,
+            dataset.tokenizer,
+            tagger=params["tagger"],
+            entities=params["entities"],
+            cache_dir=root / params["folder"],
+            progress=_counted(report),
+        )
 
 
 def train(root: Path, params: dict[str, Any], report: Report) -> None:
@@ -81,11 +82,27 @@ def analyse(root: Path, params: dict[str, Any], report: Report) -> None:
     result.save(root / params["out"])
 
 
+def trajectory(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Analyses of every checkpoint that a run kept."""
+    import satlens
+
+    results = satlens.trajectory(
+        root / params["checkpoint"],
+        root / "data",
+        device=params["device"],
+        progress=_counted(report),
+        resume_dir=scratch(root, f"{params['out']}/trajectory"),
+        **{**RESULT_OPTIONS, **params["slice"], **params["options"]},
+    )
+    for result in results.values():
+        result.save(root / params["out"])
+
+
 def analysis_function(name: str) -> Callable[..., Any]:
     """The public function behind the name of a result."""
     import satlens
 
-    verbs = {"evaluation": "evaluate", "ablation": "ablate"}
+    verbs = {"evaluation": "evaluate", "ablation": "ablate", "attribution": "attribute"}
     return getattr(satlens, verbs.get(name, name))
 
 
@@ -107,7 +124,7 @@ def comparison(root: Path, params: dict[str, Any], report: Report) -> None:
 
 def curves(root: Path, params: dict[str, Any], report: Report) -> None:
     """Validation loss along training of every run, as one table."""
-    from satlens.analysis.comparison import curves as collect
+    from satlens.analysis.curves import curves as collect
 
     runs = {arm: [root / run for run in runs] for arm, runs in params["runs"].items()}
     collect(runs).save(root / "results")

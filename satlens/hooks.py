@@ -23,6 +23,7 @@ from transformer_lens.hook_points import HookPoint
 from satlens.activation_cache import SatlensCache
 from satlens.errors import HookError
 from satlens.hook_table import describe_hook
+from satlens.models.layers import ReadOnly
 
 Selector = str | Sequence[str] | Callable[[str], bool] | None
 Hook = tuple[str | Sequence[str] | Callable[[str], bool], Callable[..., Any]]
@@ -30,19 +31,6 @@ Hook = tuple[str | Sequence[str] | Callable[[str], bool], Callable[..., Any]]
 
 # Arguments of a forward pass that change its code from call to call.
 _VARIED = ("past", "start_at", "stop_at_layer")
-
-
-class ReadOnly:
-    """A hook that only looks: what ``look`` returns is dropped.
-
-    It may come and go while a cache is in use, where other hooks have to stay.
-    """
-
-    def __init__(self, look: Callable[..., Any]) -> None:
-        self.look = look
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self.look(*args, **kwargs)
 
 
 class HookedModel(HookedRootModule):

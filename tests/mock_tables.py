@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -20,6 +22,16 @@ def with_ends(table: pd.DataFrame, stat: str, half: float | np.ndarray) -> pd.Da
 
 def cell(estimate: float, half: float = 0.01, flags: str = "") -> dict:
     return {"estimate": estimate, "low": estimate - half, "high": estimate + half, "flags": flags}
+
+
+def along(table: pd.DataFrame, tokens: tuple[int, ...] = (0, 40_000, 80_000, 600_000)) -> Any:
+    """The table at several checkpoints, numbers moving from each to the next."""
+    stats = [name for name in table.select_dtypes("float") if name not in ("layer", "head")]
+    moved = [
+        table.assign(**{name: table[name] * (1 + 0.2 * k) for name in stats}, tokens_seen=count)
+        for k, count in enumerate(tokens)
+    ]
+    return pd.concat(moved, ignore_index=True)
 
 
 # -- gates and routes ------------------------------------------------------------------------------
@@ -283,6 +295,16 @@ def categories(cells: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     return counted(with_ends(table, "mean", 0.02))
 
 
+def parts_of_speech(cells: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """A breakdown of more categories than can have a map each."""
+    rng = np.random.default_rng(seed)
+    names = ("NOUN", "VERB", "ADJ", "ADV", "DET", "ADP", "PRON", "PUNCT")
+    table = cells.loc[cells.index.repeat(len(names))].reset_index(drop=True)
+    table["by"], table["category"] = "upos", np.tile(names, len(cells))
+    table["mean"] = rng.random(len(table))
+    return counted(with_ends(table, "mean", 0.02))
+
+
 def contrasts(cells: pd.DataFrame, delta: np.ndarray, controlled: np.ndarray) -> pd.DataFrame:
     """Contrasts whose intervals are 0.05 wide on each side; p follows from them."""
     table = cells.assign(contrast="semantic - functional")
@@ -292,6 +314,33 @@ def contrasts(cells: pd.DataFrame, delta: np.ndarray, controlled: np.ndarray) ->
         table[f"p{suffix}_adjusted"] = np.where(np.abs(values) > 0.05, 0.001, 0.6)
         table[f"p{suffix}_min"] = 0.0001
     return counted(table.assign(cliffs_delta=np.sign(delta) * 0.1))
+
+
+def drivers(cells: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """The token explains most, its category less, its position nothing."""
+    rng = np.random.default_rng(seed)
+    level = {"token": 0.7, "previous_token": 0.1, "category": 0.3, "position": -0.02, "all": 0.8}
+    table = cells.loc[cells.index.repeat(len(level))].reset_index(drop=True)
+    table["driver"] = np.tile(list(level), len(cells))
+    table["r2"] = table["driver"].map(level) + 0.05 * rng.random(len(table))
+    return counted(with_ends(table, "r2", 0.03))
+
+
+def features(n_layers: int = 8, n_features: int = 64, seed: int = 0) -> pd.DataFrame:
+    """Features of V_1 in three groups; the last one is dead."""
+    rng = np.random.default_rng(seed)
+    groups = np.array(["sae semantic", "sae functional", "sae mixed"])
+    one = pd.DataFrame(
+        {
+            "feature": np.arange(n_features),
+            "group": groups[np.arange(n_features) % 3],
+            "top_tokens": " the | of",
+            "purity": rng.uniform(0.4, 1, n_features),
+        }
+    )
+    table = pd.concat([one.assign(layer=layer) for layer in range(1, n_layers)], ignore_index=True)
+    table["mean"] = np.where(table["feature"] == n_features - 1, np.nan, rng.random(len(table)))
+    return counted(table)
 
 
 def divergence(n_layers: int = 8, level: float = 0.2) -> pd.DataFrame:
@@ -320,6 +369,28 @@ def divergence_summary(level: float = 0.2, half: float = 0.02) -> dict:
     return {**unit, "js_token": cell(level, half), "js_mean": cell(0.3 * level, half)}
 
 
+def circuits(n_layers: int = 8, n_heads: int = 4, n_plain: int = 1, seed: int = 0) -> pd.DataFrame:
+    """Heads of a model whose first ``n_plain`` layers mix no V_1."""
+    rng = np.random.default_rng(seed)
+    layer, head = (axis.ravel() for axis in np.indices((n_layers, n_heads)))
+    table = pd.DataFrame({"layer": layer, "head": head, "kv_head": head})
+    n, plain = len(table), layer < n_plain
+    for stat in ("dla_v_first", "dla_rest", "share"):
+        table[stat] = 0.05 * rng.standard_normal(n) if stat != "share" else 0.4 * rng.random(n)
+        if stat != "dla_rest":
+            table.loc[plain, stat] = np.nan
+        table = with_ends(table, stat, 0.01)
+    table["copying"] = np.where(plain, np.nan, 0.01)
+    table["copying_eigenvalues"] = np.where(plain, np.nan, rng.uniform(-1, 1, n))
+    for name in ("induction", "previous_token"):
+        table[f"{name}_gate_effect"] = np.where(layer < 2, 0.0, 0.01 * rng.standard_normal(n))
+        table[name] = rng.random(n)
+        table[f"{name}_gates_off"] = table[name] - table[f"{name}_gate_effect"]
+        for case in ("", "_gates_off", "_gate_effect"):
+            table = with_ends(table, name + case, 0.005)
+    return counted(table)
+
+
 def ablation(
     totals: dict[str, float],
     n_layers: int = 8,
@@ -343,7 +414,83 @@ def ablation(
     table["p_adjusted"] = np.where(table["dnll"].abs() > table["half"], 0.002, 0.7)
     table["p_min"] = 0.0001
     table = table.astype({"layer": "Int64", "head": "Int64"})
-    return counted(table.assign(target=target, site="", sublayer="", role="").drop(columns="half"))
+    empty = dict.fromkeys(("site", "sublayer", "role", "source", "component"), "")
+    return counted(table.assign(target=target, **empty).drop(columns="half"))
+
+
+def ablation_of_sources(
+    names: tuple[str, ...] = ("embedding", "blocks", "partial"), n_layers: int = 8
+) -> pd.DataFrame:
+    """Sources taken away, from the whole model and from each layer; the output read costs most."""
+    whole = pd.DataFrame({"source": names, "scope": "model", "dnll": 0.5})
+    by_layer = pd.DataFrame(
+        [(layer, name) for layer in range(n_layers + 1) for name in names],
+        columns=["layer", "source"],
+    ).assign(scope="source")
+    by_layer["dnll"] = np.where(by_layer["layer"] == n_layers, 4.0, 0.01 * by_layer["layer"])
+    by_layer["sublayer"] = np.where(by_layer["layer"] == n_layers, "out", "")
+    table = pd.concat([whole, by_layer], ignore_index=True).fillna({"sublayer": ""})
+    return _costs(table.assign(kind="mask", target="route", site="", role="", component=""))
+
+
+def ablation_of_components(n_layers: int = 3, roles: tuple[str, ...] = ("shared",)) -> pd.DataFrame:
+    """Each component out of each read that can have it."""
+    names = ["embed", *(f"L{k}.{part}" for k in range(n_layers) for part in ("attn", "mlp"))]
+    reads = [
+        *((k, "attn", role, 2 * k + 1) for k in range(n_layers) for role in roles),
+        *((k, "mlp", "shared", 2 * k + 2) for k in range(n_layers)),
+        (n_layers, "out", "shared", 2 * n_layers + 1),
+    ]
+    rows = [(k, part, role, name) for k, part, role, n in reads for name in names[:n]]
+    table = pd.DataFrame(rows, columns=["layer", "sublayer", "role", "component"])
+    table["dnll"] = np.linspace(-0.001, 0.02, len(table))
+    site = "L" + table["layer"].astype(str) + "." + table["sublayer"] + ".read"
+    table["site"] = site.where(table["sublayer"] != "out", "out")
+    return _costs(table.assign(kind="remove", target="read", scope="component", source=""))
+
+
+def _costs(table: pd.DataFrame) -> pd.DataFrame:
+    table = with_ends(table.assign(head=None), "dnll", 0.005)
+    table["p_adjusted"] = np.where(table["dnll"].abs() > 0.005, 0.002, 0.7)
+    table["p_min"], table["kl"], table["top1_change"] = 0.0001, table["dnll"].abs(), 0.1
+    return counted(table.astype({"layer": "Int64", "head": "Int64"}))
+
+
+def ablation_by_category(table: pd.DataFrame) -> pd.DataFrame:
+    """An ablation whose cost falls on two categories differently."""
+    parts = [
+        table.assign(category=name, dnll=table["dnll"] * share)
+        for name, share in (("semantic", 1.5), ("functional", 0.5))
+    ]
+    return with_ends(pd.concat(parts, ignore_index=True), "dnll", 0.005)
+
+
+def attribution(kind: str = "gate", n: int = 28, seed: int = 0) -> pd.DataFrame:
+    """Units that cost what they carry but for the first two, with costs over four orders."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame({"layer": np.arange(n) // 4 + 1, "kind": kind})
+    table["measure"] = "norm_share" if kind == "gate" else "weight"
+    table["head"] = pd.array(np.arange(n) % 4 if kind == "gate" else [None] * n, dtype="Int64")
+    table["source"] = "" if kind == "gate" else "block 0..3"
+    table["sublayer"], table["role"] = "attn", "v" if kind == "gate" else "shared"
+    table["site"] = [f"L{layer}.attn.v" for layer in table["layer"]]
+    table["mass"] = np.linspace(0.02, 0.98, n)
+    table["dnll"] = 10 ** np.linspace(-4, 0, n)
+    table.loc[0, "dnll"], table.loc[n - 1, "dnll"] = 1.0, -1e-4
+    table["fisher"] = table["dnll"] * rng.uniform(0.5, 1.5, n)
+    table["attribution"] = 0.1 * rng.standard_normal(n) * table["dnll"]
+    for stat in ("mass", "attribution", "fisher", "dnll"):
+        table = with_ends(table, stat, table[stat].abs() / 5)
+    table["p_adjusted"], table["rank_difference"] = 0.002, 0.0
+    table.loc[[0, n - 1], "rank_difference"] = -1.0, 1.0
+    flags = np.where(table["rank_difference"] == 0, "", "disagrees")
+    return counted(table).assign(flags=flags)
+
+
+def attribution_summary(kind: str = "gate") -> dict:
+    ranks = ("mass_dnll", "fisher_dnll", "attribution_dnll", "mass_fisher")
+    facts = {name: cell(0.5, 0.2) for name in ranks} | {"n_removed": 28, "n_units": 28}
+    return {"by_kind": {kind: {**facts, "n_disagree": 2}}}
 
 
 # -- arms ------------------------------------------------------------------------------------------
@@ -407,3 +554,25 @@ def bench() -> pd.DataFrame:
     ]
     table = pd.DataFrame(rows, columns=["variant", "reference", "speed_ratio", "memory_ratio"])
     return counted(with_ends(table, "speed_ratio", 0.01))
+
+
+def controls(n_failed: int = 0) -> pd.DataFrame:
+    """Checks of every rule, the first ``n_failed`` of them missed."""
+    rules = ("equal", "equal", "at least", "at most", "covers")
+    rows = [
+        {
+            "analysis": analysis,
+            "control": "gate open on one token class",
+            "quantity": f"number {k}",
+            "rule": rule,
+            "planted": 0.0 if k == 1 else 0.5,
+            "recovered": 0.0 if k == 1 else 0.5 + 1e-7 * k,
+            "tolerance": 0.0 if k == 1 else 1e-5,
+        }
+        for analysis in ("sparsity", "divergence", "ablate")
+        for k, rule in enumerate(rules)
+    ]
+    table = pd.DataFrame(rows)
+    table["passed"] = np.arange(len(table)) >= n_failed
+    table.loc[~table["passed"], "recovered"] += 0.1
+    return counted(with_ends(table, "recovered", 0.02))

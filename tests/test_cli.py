@@ -50,8 +50,10 @@ def satlens_cli(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
         ("divergence", RD),
         ("routes", RD),
         ("routes", MUDD),
+        ("circuits", SATFORMER),
         ("ablate", SATFORMER),
         ("ablate", RD),
+        ("attribute", RD),
     ],
 )
 def test_each_analysis_of_a_golden_folder_equals_the_same_from_python(
@@ -62,7 +64,8 @@ def test_each_analysis_of_a_golden_folder_equals_the_same_from_python(
         monkeypatch, capsys, verb, folder, "--data", ids, "--out", out, "--json"
     )
     assert code == 0, stderr
-    name = {"eval": "evaluation", "ablate": "ablation"}.get(verb, verb)
+    names = {"eval": "evaluation", "ablate": "ablation", "attribute": "attribution"}
+    name = names.get(verb, verb)
     saved = Result.load(out, name)
     assert json.loads(stdout) == saved.summary
     function = {"eval": "evaluate"}.get(verb, verb)
@@ -101,6 +104,8 @@ def test_errors_are_one_line_with_a_non_zero_exit_and_no_output(ids, tmp_path, m
         (("sparsity", tmp_path / "absent", "--data", ids), "absent"),
         (("ablate", SATFORMER, "--data", ids, "--kind", "zerro"), "zerro"),
         (("ablate", SATFORMER, "--data", ids, "--kind", "uniform"), "uniform"),
+        (("ablate", SATFORMER, "--data", ids, "--by", "upos"), "tokenizer"),
+        (("attribute", SATFORMER, "--data", ids, "--exact", "most"), "exact: 'most' is not one of"),
         (("divergence", RD, "--data", ids, "--over", "depth"), "over: 'depth' is not one of"),
         (("train", tmp_path, tmp_path / "run", "--set", "model.n_layer=2"), "n_layers"),
         (("train", tmp_path, tmp_path / "run", "--set", "n_layers=2"), "--set"),

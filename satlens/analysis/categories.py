@@ -3,54 +3,76 @@
 For gates the value of a token is its gate, per layer and KV head; for routes that are distributions
 it is the weight that a read puts on the embedding. The contrast compares two categories within
 documents, raw and with token frequency and position held fixed, because the three are confounded.
+The drivers say how much of the variance of each over tokens such facts predict.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
-import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
-from satlens.analysis.accumulators import Accumulator, GroupSums, HistogramSum
+from satlens.analysis.category_sums import (
+    CategorySums,
+    CodedLabels,
+    Codings,
+    Labels,
+    category_sites,
+    with_categories,
+)
+from satlens.analysis.category_tables import (
+    category_notes,
+    category_table,
+    cells_of,
+    contrast_result,
+    token_counts,
+)
 from satlens.analysis.coding import (
-    Coding,
+    BREAKDOWNS,
     coding,
     crossed,
     frequency_bands,
-    occurrences,
     position_bands,
     subwords,
 )
-from satlens.analysis.contrasts import contrast_table
-from satlens.analysis.inputs import (
-    gate_cells,
-    interval_columns,
-    interval_protocol,
-    open_windows,
-    opened,
-    provenance_of,
-    route_cells,
-    sites_of,
-    split_notes,
-    tokenizer_of,
+from satlens.analysis.descriptive import Descriptive, Inputs, measure
+from satlens.analysis.drivers import (
+    DRIVER_NOTES,
+    DriverSums,
+    Fits,
+    driver_table,
+    fit_drivers,
 )
-from satlens.analysis.result import Result, flag_column, join_marks
-from satlens.analysis.stats import N_RESAMPLES, ratio_interval
-from satlens.analysis.stream import Observed, Progress, Transform, kept_tokens, n_groups, run
+from satlens.analysis.inputs import Slice, split_notes, window_facts
+from satlens.analysis.processes import first_alone
+from satlens.analysis.reference import reference
+from satlens.analysis.result import Result
+from satlens.analysis.sae import SaeSettings
+from satlens.analysis.sae_features import (
+    FEATURE_NOTES,
+    PREFIX,
+    Dictionary,
+    FeatureLabels,
+    FeatureSums,
+    feature_table,
+    fit_dictionary,
+    require_v_first,
+)
+from satlens.analysis.stats import N_RESAMPLES, Adjustment
+from satlens.analysis.stream import Progress, Reducer
 from satlens.data.categories import Categories
 from satlens.data.tags import Tags, tag_documents
 from satlens.data.windows import Windows
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
-from satlens.models.sites import EMBEDDING, AccessSite
 
 CONTRAST = ("semantic", "functional")
+SAE = "sae"
+
+__all__ = ["CONTRAST", "SAE", "TokenCategories", "categories", "with_categories"]
 
 
 def categories(
@@ -58,8 +80,11 @@ def categories(
     data: Any,
     *,
     split: str = "test",
-    by: str = "category",
+    by: str | Sequence[str] = "category",
     contrast: tuple[str, str] = CONTRAST,
+    adjustment: Adjustment = "max_t",
+    drivers: bool = True,
+    sae: SaeSettings | None = None,
     tagger: str = "auto",
     groups: Categories | None = None,
     tags: Tags | None = None,
@@ -76,115 +101,229 @@ def categories(
 
     Args:
         data: documents with texts, or anything that gives texts through the model's tokenizer.
-        by: ``category``, or ``upos, tag, dep, entity, subword, frequency, position``.
+        by: one or several of ``category, upos, tag, dep, entity, subword, frequency, position``,
+            and ``sae``: groups of features of a dictionary of V_1. All come from one pass.
         contrast: the two names whose difference is tested, first minus second.
+        adjustment: of the tests over the cells, ``max_t`` or ``benjamini_hochberg``.
+        drivers: how much of each gate's variance over tokens the token, the one before it, its
+            category and its position predict; one more pass.
+        sae: how the dictionary is made; None is the defaults of ``SaeSettings``.
         tagger: ``auto``, a spaCy pipeline, or ``wordlist``.
         groups: division of universal tags into categories; None is semantic, functional and
             structural.
-        tags: tags already made for the same slice of documents, instead of a tagger.
+        tags: tags already made for the same slice of documents, instead of a tagger. A pool, which
+            they do not cover, is then not used.
         cache_dir: where tags are kept; None is the user's cache.
         n_resamples, seed: of the bootstrap over documents and of the sign flips.
         resume_dir: where a killed analysis continues from.
 
     Returns:
-        ``categories``: a row a (layer, head, category); its part ``categories_contrasts``: a row a
-        (layer, head) with the contrast, when both names of ``contrast`` exist.
+        ``categories``: a row a (layer, head, category). Parts: ``categories_contrasts``, a row a
+        (layer, head) with the contrast in the first breakdown that has both names;
+        ``categories_drivers``, a row a (layer, head, driver) with the share of variance explained
+        out of sample (r2); for ``sae`` ``categories_sae``, a row a (layer, feature), and
+        ``categories_sae_contrasts``.
 
     Raises:
-        AnalysisError: a model without gates and without such routes; an unknown breakdown; tags of
-            other documents.
+        AnalysisError: a model without gates and without such routes; an unknown breakdown; ``sae``
+            without V_1; tags of other documents.
         DataError: no tagger model, documents without text.
     """
-    sites = _sites(model)
-    data = opened(data)
-    windows = open_windows(
+    analysis = TokenCategories(
+        by=by,
+        contrast=contrast,
+        adjustment=adjustment,
+        drivers=drivers,
+        sae=sae,
+        tagger=tagger,
+        groups=groups,
+        tags=tags,
+        cache_dir=cache_dir,
+    )
+    (result,) = measure(
         model,
         data,
+        [analysis],
+        label="categories",
         split=split,
         batch_size=batch_size,
         max_documents=max_documents,
         max_tokens_per_document=max_tokens_per_document,
+        n_resamples=n_resamples,
+        seed=seed,
+        progress=progress,
+        resume_dir=resume_dir,
     )
-    tokenizer = tokenizer_of(model, data)
-    if tags is None:
-        if tokenizer is None:
+    return result
+
+
+class _Prepared(NamedTuple):
+    """What the pass needs to have."""
+
+    tags: Tags
+    fits: Fits | None
+    dictionary: Dictionary | None
+
+
+class TokenCategories(Descriptive):
+    """:func:`categories` as a part of a pass; what it fits takes passes of its own before."""
+
+    name = "categories"
+    has_baseline = False
+
+    def __init__(
+        self,
+        *,
+        by: str | Sequence[str] = "category",
+        contrast: tuple[str, str] = CONTRAST,
+        adjustment: Adjustment = "max_t",
+        drivers: bool = True,
+        sae: SaeSettings | None = None,
+        tagger: str = "auto",
+        groups: Categories | None = None,
+        tags: Tags | None = None,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        self.by = (by,) if isinstance(by, str) else tuple(dict.fromkeys(by))
+        self.contrast = contrast
+        self.adjustment: Adjustment = adjustment
+        self.drivers, self.sae = drivers, sae or SaeSettings()
+        self.tagger, self.groups, self.tags, self.cache_dir = tagger, groups, tags, cache_dir
+
+    def check(self, model: Decoder) -> None:
+        category_sites(model)
+        for by in self.by:
+            if by not in (*BREAKDOWNS, SAE):
+                known = ", ".join((*BREAKDOWNS, SAE))
+                raise AnalysisError(f"categories: by: {by!r} is not one of {known}")
+        if not self.by:
+            raise AnalysisError("categories: by: names no breakdown")
+        if self.adjustment not in get_args(Adjustment):
+            known = " or ".join(get_args(Adjustment))
+            raise AnalysisError(f"categories: adjustment: {self.adjustment!r} is not {known}")
+        if SAE in self.by:
+            require_v_first(model)
+
+    def prepare(self, inputs: Inputs) -> None:
+        """Tag the documents (and a pool), then fit what predictions and features need."""
+        tags = self.tags
+        if tags is None:
+            tags = self._tagged(inputs, inputs.windows, entities="entity" in self.by)
+        _check_tags(tags, inputs.windows)
+        fitted_on, fits, dictionary = None, None, None
+        if self.drivers or SAE in self.by:
+            own = self.tags is not None
+            fitted_on = reference(inputs, tags, None if own else partial(self._tagged, inputs))
+        if SAE in self.by:
+            pool = fitted_on if fitted_on is not None and fitted_on.is_pool else None
+            dictionary = fit_dictionary(inputs, tags, pool, self.sae)
+        if self.drivers and fitted_on is not None:
+            fits = fit_drivers(inputs, category_sites(inputs.model), fitted_on)
+        self._prepared = _Prepared(tags, fits, dictionary)
+
+    def _tagged(self, inputs: Inputs, windows: Windows, *, entities: bool = False) -> Tags:
+        if inputs.tokenizer is None:
             raise AnalysisError("categories: tokenizer: needed to align tags with tokens")
-        tags = tag_documents(
-            windows.documents,
-            tokenizer,
-            tagger=tagger,
-            entities=by == "entity",
-            categories=groups,
-            cache_dir=cache_dir,
-            progress=progress,
+        with first_alone():
+            return tag_documents(
+                windows.documents,
+                inputs.tokenizer,
+                tagger=self.tagger,
+                entities=entities,
+                categories=self.groups,
+                cache_dir=self.cache_dir,
+                progress=inputs.progress,
+            )
+
+    def reducers(self, model: Decoder, inputs: Inputs) -> list[Reducer]:
+        sites, windows, n_groups = category_sites(model), inputs.windows, inputs.n_groups
+        tags, fits, dictionary = self._prepared
+        codings = Codings(
+            subword=subwords(tags),
+            strata=crossed(frequency_bands(windows), position_bands(windows)),
         )
-    _check_tags(tags, windows)
-    rows = coding(by, windows, tags)
-    pair = [rows.names.index(name) for name in contrast if name in rows.names]
-    codings = Codings(
-        rows, subwords(tags), crossed(frequency_bands(windows), position_bands(windows))
-    )
-    reducer = CategorySums(sites, n_groups(windows), codings, pair if len(pair) == 2 else None)
-    run(model, windows, [reducer], progress=progress, resume_dir=resume_dir, label="categories")
+        reducers: list[Reducer] = []
+        contrast: tuple[str, str] | None = self.contrast
+        for by in self.by:
+            if by == SAE and dictionary is not None:
+                labels: Labels = FeatureLabels(dictionary)
+                pair = (PREFIX + self.contrast[0], PREFIX + self.contrast[1])
+                reducers.append(CategorySums(sites, n_groups, by, labels, codings, pair))
+                reducers.append(FeatureSums(sites, n_groups, dictionary))
+            else:
+                labels = CodedLabels(coding(by, windows, tags))
+                sums = CategorySums(sites, n_groups, by, labels, codings, contrast)
+                contrast = contrast if sums.contrast is None else None
+                reducers.append(sums)
+        if fits is not None:
+            reducers.append(DriverSums(sites, n_groups, fits, windows, tags))
+        return reducers
 
-    options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
-    source = provenance_of(model, windows, seed=seed, tokenizer=tokenizer, tagger=tags.tagger)
-    cells, has = _cells(sites), occurrences(rows, windows)
-    parts: list[Result] = []
-    summary: dict[str, Any] = {"by": by, "tagger": tags.tagger, "tokens": _token_counts(reducer)}
-    if reducer.contrast is not None:
-        both = int(has[:, pair].all(axis=1).sum())
-        table, facts = contrast_table(
-            reducer.contrast, cells, contrast, both, windows.n_documents, **options
-        )
-        single = np.array(["single_source" if alone else "" for alone in _alone(sites)])
-        table["flags"] = join_marks(single, table["flags"].to_numpy())
-        summary["contrast"] = facts
-        parts.append(Result("categories_contrasts", table, source, facts, list(_CONTRAST_NOTES)))
-    table, protocol = _table(reducer, cells, has.sum(axis=0), windows.n_documents, options)
-    summary["interval"] = protocol
-    notes = [*_NOTES, *_left_out(model, sites), *split_notes(windows)]
-    return Result("categories", table, source, summary, notes, parts=tuple(parts))
+    def result(
+        self, inputs: Inputs, trained: Sequence[Reducer], initial: Sequence[Reducer] | None
+    ) -> Result:
+        sums = {r.by: r for r in trained if isinstance(r, CategorySums)}
+        tagger, sites = self._prepared.tags.tagger, category_sites(inputs.model)
+        source = inputs.provenance(tagger=tagger)
+        parts: list[Result] = []
+        summary: dict[str, Any] = {
+            "by": self.by[0] if len(self.by) == 1 else list(self.by),
+            "tagger": tagger,
+            "tokens": token_counts(sums[self.by[0]]),
+        }
+        for by, reducer in sums.items():
+            if reducer.contrast is not None and by != SAE:
+                part = contrast_result(
+                    "categories_contrasts", reducer, inputs, source, self.adjustment
+                )
+                summary["contrast"] = part.summary
+                parts.append(part)
+        notes = category_notes(inputs.model)
+        for reducer in trained:
+            found: list[Result] = []
+            if isinstance(reducer, DriverSums):
+                found = [_drivers(reducer, inputs, tagger)]
+            elif isinstance(reducer, FeatureSums):
+                found = self._features(reducer, sums[SAE], inputs)
+            for part in found[:1]:
+                summary[part.name.removeprefix("categories_")] = part.summary
+                notes.append(part.notes[-1])
+            parts += found
+        if self.drivers and "drivers" not in summary:
+            notes.append("Drivers need a pool or at least two documents; they were left out.")
+        tables = [category_table(reducer, cells_of(sites), inputs) for reducer in sums.values()]
+        summary["interval"] = tables[0][1]
+        table = pd.concat([table for table, _ in tables], ignore_index=True)
+        notes += split_notes(inputs.windows)
+        return Result("categories", table, source, summary, notes, parts=tuple(parts))
+
+    def _features(self, reducer: FeatureSums, groups: CategorySums, inputs: Inputs) -> list[Result]:
+        """The features, and the contrast of their groups where both sides have tokens."""
+        made = reducer.dictionary
+        table, facts = feature_table(reducer, inputs.windows.n_documents, inputs.options)
+        source = _fitted_on(inputs, self._prepared.tags.tagger, made.pool)
+        alone = [] if groups.has_both else ["No contrast: a side of it has no token of its group."]
+        notes = [*FEATURE_NOTES, *alone, made.note]
+        found = [Result("categories_sae", table, source, facts, notes, ("feature",))]
+        if groups.has_both:
+            name = "categories_sae_contrasts"
+            found.append(contrast_result(name, groups, inputs, source, self.adjustment))
+        return found
 
 
-_NOTES = (
-    "Special tokens and the first token of each context are excluded.",
-    "For routes the value of a token is the weight of the embedding in the read; an open fraction "
-    "exists for gates alone.",
-)
-_CONTRAST_NOTES = (
-    "delta is the difference of the token-weighted means, delta_document the mean over documents "
-    "of the difference within each; the sign-flip test is on the latter, p_adjusted by max-T.",
-    "Columns ending in _controlled hold token frequency and position fixed: the difference is "
-    "taken within bands and averaged with overlap weights n1 n2 / (n1 + n2).",
-    "Cliff's delta comes from a fixed histogram of all tokens, so values in one bin count as ties; "
-    "it is raw and has no interval.",
-    "Reads of a single source (flag single_source) have weight 1 for every token and no contrast.",
-)
+def _drivers(reducer: DriverSums, inputs: Inputs, tagger: str) -> Result:
+    """What predicts the values of each cell."""
+    cells, fitted_on = cells_of(category_sites(inputs.model)), reducer.fits.reference
+    table, facts = driver_table(reducer, cells, inputs.windows.n_documents, inputs.options)
+    source = _fitted_on(inputs, tagger, fitted_on.pool)
+    notes = [*DRIVER_NOTES, fitted_on.note]
+    return Result("categories_drivers", table, source, facts, notes)
 
 
-def with_categories(sites: Sequence[AccessSite]) -> list[AccessSite]:
-    """Sites with one number a token: gates, and distributions over sources with the embedding."""
-    return [
-        site
-        for site in sites
-        if site.kind == "gate" or (site.support == "simplex" and site.sources[0] == EMBEDDING)
-    ]
-
-
-def _sites(model: Decoder) -> list[AccessSite]:
-    chosen = with_categories(sites_of(model, analysis="categories"))
-    if not chosen:
-        raise AnalysisError(
-            f"categories: this model ({model.cfg.variant}) has no gates, and its routes are no "
-            "distributions over sources with the embedding"
-        )
-    return chosen
-
-
-def _left_out(model: Decoder, sites: list[AccessSite]) -> list[str]:
-    n = len(model.sites) - len(sites)
-    return [f"{n} routes are no distributions and were left out."] if n else []
+def _fitted_on(inputs: Inputs, tagger: str, pool: Slice | None) -> dict[str, Any]:
+    """The provenance of numbers that rest on a fit."""
+    more = {} if pool is None else {"pool": window_facts(pool)}
+    return inputs.provenance(tagger=tagger, **more)
 
 
 def _check_tags(tags: Tags, windows: Windows) -> None:
@@ -192,200 +331,3 @@ def _check_tags(tags: Tags, windows: Windows) -> None:
         (d.id, len(d.tokens)) for d in windows.documents
     ]:
         raise AnalysisError("categories: tags: they belong to other documents than the data")
-
-
-def _cells(sites: list[AccessSite]) -> pd.DataFrame:
-    """Gate cells, then route cells: the columns of the values that the reducer sees."""
-    gates = [site for site in sites if site.kind == "gate"]
-    routes = [site for site in sites if site.kind == "route"]
-    tables = [gate_cells(gates)] * bool(gates) + [route_cells(routes)] * bool(routes)
-    return pd.concat(tables, ignore_index=True)
-
-
-def _alone(sites: list[AccessSite]) -> list[bool]:
-    """For each cell, whether it is a read of one source, whose weight is 1 whatever the token."""
-    gates = [False] * sum(site.n_heads for site in sites if site.kind == "gate")
-    return gates + [len(site.sources) == 1 for site in sites if site.kind == "route"]
-
-
-class Codings:
-    """The codings that the categories analysis reads at each batch."""
-
-    def __init__(self, rows: Coding, subword: Coding, strata: Coding) -> None:
-        self.rows, self.subword, self.strata = rows, subword, strata
-
-
-class ContrastSums:
-    """Two categories by frequency and position band: sums, counts and histograms.
-
-    ``sums["total"]`` (G, 2, strata, C) and ``sums["n"]`` (G, 2, strata).
-    """
-
-    def __init__(self, n_groups: int, n_strata: int, n_cells: int) -> None:
-        self.n_strata = n_strata
-        shapes = {"total": (2 * n_strata, n_cells), "n": (2 * n_strata,)}
-        self.sums = GroupSums(n_groups, shapes)
-        self.values = (HistogramSum((n_cells,)), HistogramSum((n_cells,)))
-
-    def add(
-        self, groups: np.ndarray, values: Tensor, side: Tensor, strata: Tensor, kept: Tensor
-    ) -> None:
-        """Add a batch: values (B, T, C); side (B, T) 0, 1 or -1 for neither."""
-        chosen = kept & (side >= 0)
-        code = side.clamp_min(0) * self.n_strata + strata
-        hot = one_hot(code, chosen, 2 * self.n_strata)
-        self.sums.add(groups, total=hot.mT @ values, n=hot.sum(1))
-        for index, histogram in enumerate(self.values):
-            histogram.add(values[chosen & (side == index)])
-
-
-class CategorySums:
-    """Sums of the values of each cell by category, and what the contrast needs."""
-
-    needs_nll = False
-
-    def __init__(
-        self,
-        sites: list[AccessSite],
-        n_groups: int,
-        codings: Codings,
-        pair: list[int] | None,
-    ) -> None:
-        self.codings, self.pair = codings, pair
-        self.gates = [site.hook for site in sites if site.kind == "gate"]
-        self.routes = [site.hook for site in sites if site.kind == "route"]
-        self.hooks: dict[str, Transform | None] = {
-            **dict.fromkeys(self.gates),
-            **dict.fromkeys(self.routes, _embedding_weight),
-        }
-        self.n_gates = sum(site.n_heads for site in sites if site.kind == "gate")
-        n_cells = self.n_gates + len(self.routes)
-        names = len(codings.rows.names)
-        self.sums = GroupSums(
-            n_groups,
-            {
-                "total": (names, n_cells),
-                "open": (names, n_cells),
-                "n": (names,),
-                "first": (names,),
-                "continuation": (names,),
-            },
-        )
-        strata = len(codings.strata.names)
-        self.contrast = None if pair is None else ContrastSums(n_groups, strata, n_cells)
-        accumulators: dict[str, Accumulator] = {"sums": self.sums}
-        if self.contrast is not None:
-            accumulators["contrast"] = self.contrast.sums
-            for index, histogram in enumerate(self.contrast.values):
-                accumulators[f"values{index}"] = histogram
-        self.accumulators: Mapping[str, Accumulator] = accumulators
-        self.identity: dict[str, Any] = {
-            "reducer": "categories",
-            "hooks": [*self.gates, *self.routes],
-            "codes": [_digest(c) for c in (codings.rows, codings.subword, codings.strata)],
-            "pair": pair,
-            "groups": n_groups,
-        }
-
-    def update(self, seen: Observed) -> None:
-        """Add one batch.
-
-        Raises:
-            AnalysisError: a gate or weight that is not finite.
-        """
-        hooks = [*self.gates, *self.routes]
-        values = torch.cat([seen.captured[hook] for hook in hooks], dim=-1).double()
-        kept = kept_tokens(seen.batch)
-        values = values.masked_fill(~kept[..., None], 0.0)
-        if not values.isfinite().all():
-            raise AnalysisError("categories: a gate or route weight of this model is not finite")
-        code = self.codings.rows.of(seen.batch)
-        subword = self.codings.subword.of(seen.batch)
-        hot = one_hot(code, kept, len(self.codings.rows.names))
-        self.sums.add(
-            seen.groups,
-            total=hot.mT @ values,
-            open=hot.mT @ (values != 0).double(),
-            n=hot.sum(1),
-            first=(hot * (subword == 0)[..., None]).sum(1),
-            continuation=(hot * (subword == 1)[..., None]).sum(1),
-        )
-        if self.contrast is not None and self.pair is not None:
-            side = torch.full_like(code, -1)
-            side = side.masked_fill(code == self.pair[0], 0).masked_fill(code == self.pair[1], 1)
-            strata = self.codings.strata.of(seen.batch)
-            self.contrast.add(seen.groups, values, side, strata, kept)
-
-
-def _embedding_weight(route: Tensor) -> Tensor:
-    """(B, T, n) -> (B, T, 1): the embedding is the first source of every read."""
-    return route[..., :1]
-
-
-def one_hot(code: Tensor, chosen: Tensor, n: int) -> Tensor:
-    """(B, T, n) fp64: 1 at the code of each chosen token."""
-    out = torch.zeros(*code.shape, n, dtype=torch.float64, device=code.device)
-    return out.scatter_(2, code[..., None], chosen[..., None].double())
-
-
-def _digest(codes: Coding) -> str:
-    digest = hashlib.sha256("\n".join(codes.names).encode())
-    for array in codes.codes:
-        digest.update(np.asarray(array).astype("<i8").tobytes())
-    return digest.hexdigest()
-
-
-def _token_counts(reducer: CategorySums) -> dict[str, dict[str, int]]:
-    """Tokens of each category, and how many start or continue a word."""
-    counts = {name: reducer.sums[name].sum(axis=0) for name in ("n", "first", "continuation")}
-    return {
-        name: {key: int(values[index]) for key, values in counts.items()}
-        for index, name in enumerate(reducer.codings.rows.names)
-    }
-
-
-def _table(
-    reducer: CategorySums,
-    cells: pd.DataFrame,
-    documents: np.ndarray,
-    n_documents: int,
-    options: dict[str, Any],
-) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """A row a (cell, category), categories within cells, and how its intervals were made.
-
-    Categories without a token are left out; ``documents`` (names,) have each.
-    """
-    present = reducer.sums["n"].any(axis=0)
-    names = np.array(reducer.codings.rows.names, dtype=object)[present]
-    sums = {name: reducer.sums[name][:, present] for name in ("n", "first", "continuation")}
-    pairs = [reducer.sums[name][:, present].swapaxes(1, 2) for name in ("total", "open")]
-    tokens = np.broadcast_to(sums["n"][:, None, :], pairs[0].shape)
-    top, bottom = np.stack(pairs, axis=1), np.stack([tokens, tokens], axis=1)
-    interval = ratio_interval(top, bottom, **options)
-    columns: dict[str, Any] = {"category": np.tile(names, len(cells))}
-    gate = (cells["kind"] == "gate").to_numpy()[:, None]
-    columns |= {
-        key: value.ravel() for key, value in interval_columns("mean", interval, 0).items()
-    } | {
-        key: np.where(gate, value, np.nan).ravel()
-        for key, value in interval_columns("open_fraction", interval, 1).items()
-    }
-    mean_flags, open_flags = interval.flags
-    flags = {"mean": mean_flags.ravel()}
-    flags["open_fraction"] = np.where(gate, open_flags, mean_flags).ravel()
-    counts = {
-        "n_first": sums["first"].sum(axis=0).astype(int),
-        "n_continuation": sums["continuation"].sum(axis=0).astype(int),
-        "n_documents": documents[present],
-        "n_tokens": sums["n"].sum(axis=0),
-    }
-    table = (
-        cells.loc[cells.index.repeat(len(names))]
-        .reset_index(drop=True)
-        .assign(
-            **columns,
-            **{name: np.tile(values, len(cells)) for name, values in counts.items()},
-            flags=flag_column(flags),
-        )
-    )
-    return table, interval_protocol(interval, n_documents)

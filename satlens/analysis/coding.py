@@ -6,7 +6,7 @@ it window by window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -84,12 +84,18 @@ def occurrences(codes: Coding, windows: Windows) -> np.ndarray:
 def subwords(tags: Tags) -> Coding:
     """First subword of a word, continuation, or no word."""
     codes = [np.where(d.word < 0, 2, np.where(d.is_first, 0, 1)) for d in tags.documents]
-    return Coding(("first", "continuation", "none"), codes)
+    return _coding(("first", "continuation", "none"), codes)
 
 
 def _labels(texts: Sequence[np.ndarray]) -> Coding:
     names = sorted(set().union(*(set(np.unique(text).tolist()) for text in texts)))
-    return Coding(tuple(map(str, names)), [np.searchsorted(names, text) for text in texts])
+    return _coding(tuple(map(str, names)), [np.searchsorted(names, text) for text in texts])
+
+
+def _coding(names: tuple[str, ...], codes: Iterable[np.ndarray]) -> Coding:
+    """Codes in as few bytes as their names need: they are kept for a whole corpus."""
+    kind = np.min_scalar_type(len(names))
+    return Coding(names, [code.astype(kind, copy=False) for code in codes])
 
 
 def frequency_bands(windows: Windows, n_bands: int = N_FREQUENCY_BANDS) -> Coding:
@@ -104,6 +110,7 @@ def frequency_bands(windows: Windows, n_bands: int = N_FREQUENCY_BANDS) -> Codin
     band = np.zeros(len(counts), dtype=np.int64)
     band[order] = np.minimum((middle * n_bands).astype(np.int64), n_bands - 1)
     names = tuple(f"frequency {k + 1} of {n_bands}" for k in range(n_bands))
+    band = band.astype(np.min_scalar_type(n_bands))
     return Coding(names, [band[d.tokens] for d in windows.documents])
 
 
@@ -119,9 +126,10 @@ def position_bands(windows: Windows, shares: Sequence[float] = POSITION_SHARES) 
 
 def crossed(*codings: Coding) -> Coding:
     """Every combination of several codings."""
-    first, *rest = codings
-    names, codes = list(first.names), [np.asarray(c, dtype=np.int64) for c in first.codes]
-    for other in rest:
-        names = [f"{a}, {b}" for a in names for b in other.names]
-        codes = [a * len(other.names) + b for a, b in zip(codes, other.codes, strict=True)]
-    return Coding(tuple(names), codes)
+    names, codes = codings[0].names, codings[0].codes
+    for other in codings[1:]:
+        n = len(other.names)
+        names = tuple(f"{a}, {b}" for a in names for b in other.names)
+        pairs = zip(codes, other.codes, strict=True)
+        codes = _coding(names, (np.asarray(a, dtype=np.int64) * n + b for a, b in pairs)).codes
+    return Coding(names, codes)

@@ -7,7 +7,6 @@ windows. Arms that differ in more than the declared fields are refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from satlens.analysis.curves import by_seed, differences_in_training
 from satlens.analysis.evaluation import document_losses, grouped
 from satlens.analysis.inputs import (
     interval_columns,
+    interval_protocol,
     open_windows,
     opened,
     split_notes,
@@ -25,7 +26,15 @@ from satlens.analysis.inputs import (
     window_facts,
 )
 from satlens.analysis.result import Result
-from satlens.analysis.stats import MIN_SEEDS, N_RESAMPLES, mean_interval, seed_comparison
+from satlens.analysis.stats import (
+    MIN_SEEDS,
+    N_RESAMPLES,
+    Interval,
+    hierarchical_interval,
+    mean_interval,
+    pool_clusters,
+    seed_comparison,
+)
 from satlens.analysis.stream import Progress
 from satlens.checkpoints import load
 from satlens.data.tokenizers import fingerprint
@@ -33,7 +42,7 @@ from satlens.errors import AnalysisError, CheckpointError
 from satlens.models.attention import chosen_attention
 from satlens.provenance import provenance
 from satlens.training.pairing import ARCHITECTURE, check_paired_runs
-from satlens.training.run_folder import RunFolder, read_run
+from satlens.training.run_folder import RunFolder
 
 NOISE_FLOOR = 0.01
 """Nats a token by which two runs at the demo scale are taken to differ for no reason: in a
@@ -52,6 +61,7 @@ class Losses(NamedTuple):
     """Scored tokens by document."""
     sha256: str | None
     """Of the checkpoint."""
+    n_parameters: int
 
 
 def compare(
@@ -86,17 +96,20 @@ def compare(
 
     Returns:
         ``comparison``: a row a contrast with the mean ``difference`` and its t interval over
-        seeds, bootstrap intervals from five seeds on, a sign test, ``seed_<k>`` and, for these
-        checkpoints on other documents, ``difference_documents``.
+        seeds, ``seed_<k>`` and a sign test. The same mean again with other intervals: bootstraps
+        over seeds (``difference_percentile``, ``difference_bca``) and over seeds and documents
+        (``difference_hierarchical``) from five seeds on; over documents, and over clusters where
+        the data has some, for these very checkpoints (``difference_documents``,
+        ``difference_clusters``). Part ``comparison_milestones``: along training, from the logs.
 
     Raises:
         AnalysisError: unknown arms, no common seed, two runs of one seed.
         ConfigError: arms that differ in a field that is not declared.
         CheckpointError: a run folder that is unfinished or damaged.
     """
-    pairs = _contrasts(runs, baseline, contrasts)
+    pairs = _pairs(runs, baseline, contrasts)
     arms = list(dict.fromkeys(name for pair in pairs for name in pair))
-    folders = {arm: _by_seed(arm, runs[arm]) for arm in arms}
+    folders = {arm: by_seed(arm, runs[arm]) for arm in arms}
     _check(folders, allow)
     data = opened(data)
     windows, losses = None, {}
@@ -114,13 +127,15 @@ def compare(
             )
             tokenizer = tokenizer_of(model, data)
             sums = document_losses(model, windows, progress=progress, resume_dir=resume_dir)
-            losses[arm, number] = Losses(*sums, model.provenance.get("sha256"))
+            sha256 = model.provenance.get("sha256")
+            losses[arm, number] = Losses(*sums, sha256, model.n_parameters())
     assert windows is not None
-    rows = [_row(pair, folders, losses, n_resamples, seed) for pair in pairs]
-    n_seeds = {
-        f"{first} - {second}": int(row["n_seeds"])
-        for (first, second), row in zip(pairs, rows, strict=True)
-    }
+    labels = [document.cluster for document in windows.documents]
+    compared = [
+        _contrast(pair, folders, losses, labels, {"n_resamples": n_resamples, "seed": seed})
+        for pair in pairs
+    ]
+    rows = [contrast.row for contrast in compared]
     source = provenance(
         checkpoint={
             "runs": {f"{arm}, seed {k}": found.sha256 for (arm, k), found in losses.items()}
@@ -135,32 +150,63 @@ def compare(
     summary = {
         "reference": pairs[0][1],
         "arms": arms,
-        "n_seeds": n_seeds,
+        "n_seeds": {f"{row['first']} - {row['second']}": row["n_seeds"] for row in rows},
         "noise_floor": NOISE_FLOOR,
         "nll": {arm: {str(k): _mean(losses[arm, k]) for k in folders[arm]} for arm in arms},
         "declared": [*ARCHITECTURE, *allow],
-        "interval": "Student t over seeds (other seeds); difference_documents: bootstrap over "
-        "documents (these checkpoints, other documents)",
+        "n_parameters": {
+            arm: losses[arm, next(iter(seeds))].n_parameters for arm, seeds in folders.items()
+        },
+        "intervals": compared[0].protocols,
     }
+    milestones = differences_in_training(pairs, folders)
     return Result(
-        "comparison", pd.DataFrame(rows), source, summary, [*_NOTES, *split_notes(windows)]
+        "comparison",
+        pd.DataFrame(rows),
+        source,
+        summary,
+        [*_NOTES, *_row_notes(rows), *split_notes(windows)],
+        parts=() if milestones is None else (milestones,),
     )
 
 
 _NOTES = (
     "Runs of one seed share initial weights, data order and evaluation tokens; differences are "
     "first minus second, in nats a token.",
-    f"Below {MIN_SEEDS} seeds there is a t interval and no bootstrap; sign_p_min is the smallest p "
-    "that so few seeds can reach.",
+    "Ends of difference: Student's t over seeds. Of difference_percentile and difference_bca: "
+    "bootstraps over seeds, too narrow for few. Of difference_hierarchical: bootstrap over seeds "
+    "and documents. Of difference_documents: bootstrap over documents, for these checkpoints.",
+    f"Below {MIN_SEEDS} seeds there is a t interval and no bootstrap over seeds; sign_p_min is the "
+    "smallest p that so few seeds can reach.",
     f"Differences below about {NOISE_FLOOR} nats are taken as the noise of single runs at the demo "
     "scale; that was measured with a similar recipe on other text.",
 )
 
 
+def _row_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to know about single contrasts: noise, and parameters that are not matched."""
+    notes = []
+    for row in rows:
+        names = f"{row['first']} - {row['second']}"
+        if "below_noise_floor" in row["flags"]:
+            notes.append(
+                f"{names}: {row['difference']:+.4f} nats is below the noise floor of about "
+                f"{NOISE_FLOOR} and means nothing by itself."
+            )
+        extra = row["parameters_first"] / row["parameters_second"] - 1
+        if extra:
+            notes.append(
+                f"{names}: the first has {abs(extra):.2%} {'more' if extra > 0 else 'fewer'} "
+                "parameters; a control of equal size is a further arm, with the fields that make "
+                "it equal allowed by name."
+            )
+    return notes
+
+
 # -- which runs ------------------------------------------------------------------------------------
 
 
-def _contrasts(
+def _pairs(
     runs: Mapping[str, Sequence[PathLike]],
     baseline: str | None,
     contrasts: Sequence[tuple[str, str]] | None,
@@ -176,17 +222,6 @@ def _contrasts(
     if not pairs:
         raise AnalysisError("compare: two arms are needed")
     return pairs
-
-
-def _by_seed(arm: str, folders: Sequence[PathLike]) -> dict[int, Path]:
-    """The run folders of an arm by their training seed, in order of the seeds."""
-    found: dict[int, Path] = {}
-    for folder in map(Path, folders):
-        number = int(read_run(folder)["train"]["seed"])
-        if number in found:
-            raise AnalysisError(f"compare: {arm}: {found[number]} and {folder} share seed {number}")
-        found[number] = folder
-    return dict(sorted(found.items()))
 
 
 def _check(folders: Mapping[str, Mapping[int, Path]], allow: Sequence[str]) -> None:
@@ -212,96 +247,93 @@ def _mean(found: Losses) -> float:
     return float(found.nll.sum() / found.n.sum())
 
 
-def _row(
+class Contrast(NamedTuple):
+    """One row of the table, and how each of its intervals was made."""
+
+    row: dict[str, Any]
+    protocols: dict[str, dict[str, Any]]
+
+
+def _contrast(
     pair: tuple[str, str],
     folders: Mapping[str, Mapping[int, Path]],
     losses: Mapping[tuple[str, int], Losses],
-    n_resamples: int,
-    seed: int,
-) -> dict[str, Any]:
+    labels: Sequence[str | None],
+    options: Mapping[str, int],
+) -> Contrast:
     first, second = pair
     shared = [number for number in folders[first] if number in folders[second]]
     if not shared:
         raise AnalysisError(f"compare: {first} and {second} have no seed in common")
-    mine, theirs = (np.array([_mean(losses[arm, k]) for k in shared]) for arm in pair)
-    found = seed_comparison(mine, theirs, n_resamples=n_resamples, seed=seed)
-    changes = [losses[first, k].nll - losses[second, k].nll for k in shared]
-    n = losses[first, shared[0]].n
-    documents = mean_interval(
-        grouped(np.mean(changes, axis=0)), grouped(n), n_resamples=n_resamples, seed=seed
-    )
-    columns: dict[str, Any] = interval_columns("difference", found.t)
-    columns |= interval_columns("difference_percentile", found.percentile)
-    columns |= interval_columns("difference_bca", found.bca)
-    columns |= interval_columns("difference_documents", documents)
+    mine, theirs = ([losses[arm, k] for k in shared] for arm in pair)
+    means = [np.array([_mean(found) for found in arm]) for arm in (mine, theirs)]
+    over_seeds = seed_comparison(*means, **options)
+    # Every run scores the same tokens, so one count a document is that of all.
+    n = mine[0].n
+    changes = np.stack([a.nll - b.nll for a, b in zip(mine, theirs, strict=True)])
+    by_column = {
+        "difference": over_seeds.t,
+        "difference_percentile": over_seeds.percentile,
+        "difference_bca": over_seeds.bca,
+        **_over_documents(changes, n, labels, options),
+    }
+    columns: dict[str, np.ndarray] = {}
+    for name, interval in by_column.items():
+        columns |= interval_columns(name, interval)
+    differences = over_seeds.differences
     flags = [f"seeds<{MIN_SEEDS}"] if len(shared) < MIN_SEEDS else []
-    if abs(float(found.differences.mean())) < NOISE_FLOOR:
+    if abs(float(differences.mean())) < NOISE_FLOOR:
         flags.append("below_noise_floor")
-    return {
+    row = {
         "first": first,
         "second": second,
         **{name: float(value[0]) for name, value in columns.items()},
-        **{f"seed_{k}": float(d) for k, d in zip(shared, found.differences, strict=True)},
-        "nll_first": float(mine.mean()),
-        "nll_second": float(theirs.mean()),
-        "wins": int((found.differences < 0).sum()),
+        **{f"seed_{k}": float(d) for k, d in zip(shared, differences, strict=True)},
+        "nll_first": float(means[0].mean()),
+        "nll_second": float(means[1].mean()),
+        "wins": int((differences < 0).sum()),
         "n_seeds": len(shared),
-        "sign_p": float(found.sign_p),
-        "sign_p_min": found.sign_p_min,
+        "sign_p": float(over_seeds.sign_p),
+        "sign_p_min": over_seeds.sign_p_min,
+        "parameters_first": mine[0].n_parameters,
+        "parameters_second": theirs[0].n_parameters,
         "n_documents": int((n > 0).sum()),
         "n_tokens": int(n.sum()),
         "flags": ";".join(flags),
     }
+    return Contrast(row, {name: _protocol(name, i, len(n)) for name, i in by_column.items()})
 
 
-def curves(runs: Mapping[str, Sequence[PathLike]], *, reference: str | None = None) -> Result:
-    """Validation losses while training, from the logs of the runs.
+def _over_documents(
+    changes: np.ndarray,
+    n: np.ndarray,
+    labels: Sequence[str | None],
+    options: Mapping[str, int],
+) -> dict[str, Interval]:
+    """Intervals of the mean difference that speak about other documents, by column.
 
-    Args:
-        runs: arm -> its run folders, one a seed.
-        reference: arm that a figure takes differences from; None is the first.
-
-    Returns:
-        ``curves``: a row an evaluation with ``arm, seed, step, tokens, val_loss``.
-
-    Raises:
-        AnalysisError: no run has logged an evaluation, or two runs of an arm share a seed.
-        CheckpointError: a folder without a readable run.json or log.
+    ``changes`` (S, documents) are summed losses of the first minus the second arm, ``n`` tokens.
     """
-    rows = []
-    for arm, folders in runs.items():
-        for number, folder in _by_seed(arm, folders).items():
-            for line in _evaluations(RunFolder(folder).metrics):
-                kept = {key: line[key] for key in ("step", "tokens", "val_loss")}
-                rows.append({"arm": arm, "seed": number, **kept})
-    if not rows:
-        raise AnalysisError("curves: no run has logged a validation loss")
-    first = next(iter(runs))
-    table = pd.DataFrame(rows).assign(n_documents=None, n_tokens=None, flags="")
-    source = provenance(
-        checkpoint=None,
-        data={"split": "val, the runs' own evaluation slice"},
-        tokenizer=None,
-        seed=None,
-        n_documents=0,
-        n_tokens=0,
-    )
-    return Result(
-        "curves",
-        table,
-        source,
-        {"reference": first if reference is None else reference},
-        ["Validation losses as logged while training."],
-        keys=("seed", "step", "tokens"),
-    )
+    mean, tokens = changes.mean(axis=0), grouped(n)
+    of_seeds = np.stack([grouped(change) for change in changes])
+    found = {
+        "difference_hierarchical": hierarchical_interval(
+            of_seeds, np.tile(tokens, (len(changes), 1)), **options
+        ),
+        "difference_documents": mean_interval(grouped(mean), tokens, **options),
+    }
+    if all(label is not None for label in labels):
+        pooled = pool_clusters(labels, mean, n)
+        found["difference_clusters"] = mean_interval(*pooled, **options)
+    return found
 
 
-def _evaluations(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    try:
-        records = [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON lines ({error})") from None
-    return [record for record in records if "val_loss" in record]
+def _protocol(column: str, interval: Interval, n_documents: int) -> dict[str, Any]:
+    """How an interval was made, and over what."""
+    over_documents = interval_protocol(interval, n_documents)
+    units = {
+        "difference_hierarchical": f"seeds and {over_documents['units']}",
+        "difference_documents": over_documents["units"],
+        "difference_clusters": "clusters of documents",
+    }
+    return {**over_documents, "units": units.get(column, "seeds")}

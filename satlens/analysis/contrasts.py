@@ -11,10 +11,17 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
+from satlens.analysis.ablation_table import ADJUSTED
 from satlens.analysis.accumulators import GroupSums, HistogramSum
 from satlens.analysis.inputs import interval_columns, interval_protocol
 from satlens.analysis.result import flag_column
-from satlens.analysis.stats import cliffs_delta, divide, function_interval, sign_flip_test
+from satlens.analysis.stats import (
+    Adjustment,
+    cliffs_delta,
+    divide,
+    function_interval,
+    sign_flip_test,
+)
 
 
 class Contrasted(Protocol):
@@ -55,13 +62,14 @@ def contrast_table(
     n_with_both: int,
     n_documents: int,
     *,
+    adjustment: Adjustment = "max_t",
     n_resamples: int,
     seed: int,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A row a cell, and what the whole contrast rests on.
 
     ``n_with_both`` of the ``n_documents`` have tokens of both categories; only they have a
-    difference within.
+    difference within. ``adjustment`` is of the tests over the cells.
     """
     options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
     shape = (-1, 2, contrasted.n_strata)
@@ -83,7 +91,7 @@ def contrast_table(
     for suffix, estimator in estimators.items():
         interval = function_interval(estimator, total, n, weights=n.sum(axis=(1, 2)), **options)
         within = estimator(total, n)
-        test = sign_flip_test(within, **options)
+        test = sign_flip_test(within, adjustment=adjustment, **options)
         columns |= interval_columns(f"delta{suffix}", interval)
         flags[f"delta{suffix}"] = interval.flags
         flags[f"p{suffix}"] = test.flags
@@ -108,7 +116,7 @@ def contrast_table(
         flags=flag_column(flags),
     )
     facts["interval"] = interval_protocol(interval, n_documents)
-    facts["adjustment"] = "max-T over the cells of the table"
+    facts["adjustment"] = f"{ADJUSTED[adjustment]} over the cells of the table"
     return table, facts
 
 

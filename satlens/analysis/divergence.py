@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from satlens.analysis.descriptive import Descriptive, Inputs, inputs_of, measure
 from satlens.analysis.effective import windows_at_once
 from satlens.analysis.inputs import (
     documents_in,
-    initial_model,
     interval_columns,
     interval_protocol,
     interval_summary,
-    open_windows,
-    opened,
-    provenance_of,
     split_notes,
-    tokenizer_of,
 )
 from satlens.analysis.result import Result, flag_column, join_marks
 from satlens.analysis.route_pairs import (
@@ -48,15 +44,13 @@ from satlens.analysis.stats import (
 from satlens.analysis.stream import (
     Observed,
     Progress,
+    Reducer,
     fold,
     measuring,
-    n_groups,
     observe,
     refuse_foreign_hooks,
-    run,
     weights_sha256,
 )
-from satlens.data.windows import Windows
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
@@ -103,37 +97,136 @@ def divergence(
     Raises:
         AnalysisError: no two routes over the same sources; checkpoints of different shapes.
     """
-    pairs = _pairs(model, other, over)
-    data = opened(data)
-    fewer = windows_at_once(model, batch_size, max_tokens_per_document)
-    windows = open_windows(
+    analysis = Divergence(over=over, base=base)
+    if other is not None:
+        return _between(
+            analysis,
+            model,
+            other,
+            data,
+            split=split,
+            batch_size=batch_size,
+            max_documents=max_documents,
+            max_tokens_per_document=max_tokens_per_document,
+            n_resamples=n_resamples,
+            seed=seed,
+            progress=progress,
+            resume_dir=resume_dir,
+        )
+    (result,) = measure(
         model,
         data,
+        [analysis],
+        label="divergence",
         split=split,
-        batch_size=batch_size if over == "sources" else fewer,
+        baseline=baseline,
+        batch_size=batch_size,
         max_documents=max_documents,
         max_tokens_per_document=max_tokens_per_document,
+        n_resamples=n_resamples,
+        seed=seed,
+        progress=progress,
+        resume_dir=resume_dir,
     )
-    passes: dict[str, Any] = {"progress": progress, "resume_dir": resume_dir}
-    sums = _measure(model, other, windows, pairs, over, "divergence", passes)
-    initial = None
-    if baseline and other is None:
-        fresh, _ = initial_model(model)
-        initial = _measure(fresh, None, windows, pairs, over, "divergence-init", passes)
-        del fresh
-    options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
-    facts: dict[str, Any] = (
-        {}
-        if other is None
-        else {"other": {**other.provenance, "weights_sha256": weights_sha256(other)}}
+    return result
+
+
+class Divergence(Descriptive):
+    """:func:`divergence` of the roles or reads of one model, as a part of a pass."""
+
+    name = "divergence"
+
+    def __init__(self, over: Over = "sources", base: float | None = None) -> None:
+        self.over, self.base = over, base
+
+    def pairs(self, model: Decoder, other: Decoder | None = None) -> list[Pair]:
+        """The pairs of routes that are compared.
+
+        Raises:
+            AnalysisError: none; an unknown ``over``; checkpoints of different shapes.
+        """
+        if self.over not in OVER:
+            raise AnalysisError(f"divergence: over: {self.over!r} is not one of {', '.join(OVER)}")
+        of = pairs_over_sources if self.over == "sources" else pairs_over_sublayers
+        return of(model, other)
+
+    def at_once(self, model: Decoder, batch_size: int, max_tokens: int | None) -> int:
+        fewer = windows_at_once(model, batch_size, max_tokens)
+        return batch_size if self.over == "sources" else fewer
+
+    def check(self, model: Decoder) -> None:
+        self.pairs(model)
+
+    def reducers(self, model: Decoder, inputs: Inputs) -> list[Reducer]:
+        # The untrained model has the pairs of the checkpoint.
+        pairs = self.pairs(inputs.model)
+        return [_reducer(model, None, pairs, self.over, inputs.n_groups)]
+
+    def result(
+        self, inputs: Inputs, trained: Sequence[Reducer], initial: Sequence[Reducer] | None
+    ) -> Result:
+        before = None if initial is None else _of(initial)
+        return self.compared(inputs, self.pairs(inputs.model), _of(trained), before)
+
+    def compared(
+        self,
+        inputs: Inputs,
+        pairs: Sequence[Pair],
+        measured: RoutePairs,
+        initial: RoutePairs | None,
+        **facts: Any,
+    ) -> Result:
+        """The table of some pairs; ``facts`` join its provenance."""
+        n_documents, options = inputs.windows.n_documents, inputs.options
+        return Result(
+            self.name,
+            _table(pairs, measured, initial, self.base, n_documents, options),
+            inputs.provenance(**facts),
+            {"over": self.over, **_summary(pairs, measured, self.base, n_documents, options)},
+            [
+                _bound(self.base),
+                *_NOTES,
+                *_rectified_notes(pairs),
+                *split_notes(inputs.windows),
+            ],
+        )
+
+
+def _of(reducers: Sequence[Reducer]) -> RoutePairs:
+    (reducer,) = reducers
+    assert isinstance(reducer, RoutePairs)
+    return reducer
+
+
+def _between(
+    analysis: Divergence, model: Decoder, other: Decoder, data: Any, **options: Any
+) -> Result:
+    """Two checkpoints on the same batches; ``options`` as of :func:`divergence`."""
+    pairs = analysis.pairs(model, other)
+    inputs = inputs_of(model, data, [analysis], **options)
+    reducer = _reducer(model, other, pairs, analysis.over, inputs.n_groups)
+    if inputs.resume_dir is not None:
+        refuse_foreign_hooks(other)
+
+    def step_over(batch: Any, groups: np.ndarray) -> None:
+        mine, theirs = (
+            Observed(observe(each, batch, measure.hooks), batch, groups, None, {})
+            for each, measure in zip((model, other), reducer.measures, strict=True)
+        )
+        reducer.compare(mine, theirs)
+
+    fold(
+        model,
+        inputs.windows,
+        reducer.accumulators,
+        step_over,
+        identity=[reducer.identity, weights_sha256(other)],
+        inside=lambda: measuring(other),
+        label=analysis.name,
+        **inputs.passes,
     )
-    return Result(
-        "divergence",
-        _table(pairs, sums, initial, base, windows.n_documents, options),
-        provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data), **facts),
-        {"over": over, **_summary(pairs, sums, base, windows.n_documents, options)},
-        [_bound(base), *_NOTES, *_rectified_notes(pairs), *split_notes(windows)],
-    )
+    facts = {**other.provenance, "weights_sha256": weights_sha256(other)}
+    return analysis.compared(inputs, pairs, reducer, None, other=facts)
 
 
 _NOTES = (
@@ -176,13 +269,6 @@ def _bound(base: float | None) -> str:
     )
 
 
-def _pairs(model: Decoder, other: Decoder | None, over: str) -> list[Pair]:
-    if over not in OVER:
-        raise AnalysisError(f"divergence: over: {over!r} is not one of {', '.join(OVER)}")
-    of = pairs_over_sources if over == "sources" else pairs_over_sublayers
-    return of(model, other)
-
-
 def _reducer(
     model: Decoder, other: Decoder | None, pairs: Sequence[Pair], over: str, n_groups: int
 ) -> RoutePairs:
@@ -199,42 +285,6 @@ def _reducer(
         return RoutePairs(pairs, weights, weights, widths, n_groups)
     mine, theirs = (SourceWeights(m, [p[k] for p in sides]) for k, m in enumerate((model, other)))
     return RoutePairs(pairs, mine, theirs, widths, n_groups)
-
-
-def _measure(
-    model: Decoder,
-    other: Decoder | None,
-    windows: Windows,
-    pairs: Sequence[Pair],
-    over: str,
-    label: str,
-    passes: dict[str, Any],
-) -> RoutePairs:
-    reducer = _reducer(model, other, pairs, over, n_groups(windows))
-    if other is None:
-        run(model, windows, [reducer], label=label, **passes)
-        return reducer
-    if passes["resume_dir"] is not None:
-        refuse_foreign_hooks(other)
-
-    def step_over(batch: Any, groups: np.ndarray) -> None:
-        mine, theirs = (
-            observe(each, batch, measure.points)
-            for each, measure in zip((model, other), reducer.measures, strict=True)
-        )
-        reducer.compare(Observed(mine, batch, groups, None), theirs)
-
-    fold(
-        model,
-        windows,
-        reducer.accumulators,
-        step_over,
-        identity=[reducer.identity, weights_sha256(other)],
-        inside=lambda: measuring(other),
-        label=label,
-        **passes,
-    )
-    return reducer
 
 
 def _js_of_means(site_of: np.ndarray, base: float | None) -> Any:

@@ -3,16 +3,17 @@
 A component is the embedding or one sublayer's own output (:mod:`satlens.models.reads`); its
 coefficient in a read comes from the model's own recorded weights, unfolded token by token
 (:meth:`satlens.models.block.DepthStream.unfold`), and the components times their coefficients have
-to add up to the read that was recorded beside them.
+to add up to the read. Of the components a pass keeps norms; the sum is made again on some tokens,
+or on every token where hooks may change what the model computes.
 
-Shapes: B rows, N tokens at once, M components, D model width, R reads, C cells (read by read,
-component by component).
+Shapes: B rows, T positions, t positions at once, s positions checked, M components, D model width,
+R reads, C cells (read by read, component by component).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,55 +21,58 @@ import torch
 from torch import Tensor
 
 from satlens.analysis.accumulators import Accumulator, GroupSums, Maxima
+from satlens.analysis.rows import Ownership, as_rows, over_positions, some_positions, summed
 from satlens.analysis.stats import divide
 from satlens.analysis.stream import Observed, Transform, kept_tokens
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
-from satlens.models.decomposition import UNFOLDED_BYTES
+from satlens.models.layers import at_least_fp32
 from satlens.models.reads import component_hooks, component_names, reads_of
 
 CAPTURED_BYTES = 2**31
-"""How much memory the components and reads that a pass captures of one batch may take."""
+"""How much memory what a pass captures of one batch may take."""
+CHECKED_EVERY = 64
+"""Of which positions of a window the components are added up again: 1, 65, 129, ..."""
 
 _OF_CELLS = ("coefficient", "share", "signed_share")
 _MOMENTS = ("absolute", "squares")
-_OF_READS = ("n", "undefined", "effective", "negative", "embedding", "read_squares")
+_OF_READS = ("n", "undefined", "effective", "negative", "embedding")
 
 
 def windows_at_once(model: Decoder, batch_size: int, max_tokens: int | None = None) -> int:
     """Windows in a batch of a pass that unfolds: fewer where too much would be captured.
 
-    Every component and read of every layer is captured before any is unfolded: of a window of T
-    tokens 1 + 2 L components and 2 L + 1 reads (5 L + 1 with four at an attention), T x D each. At
-    24 layers of 1024 in windows of 2048 that is 0.8 GB (1.4 GB); one window is the least.
+    A pass keeps norms of 1 + 2 L components and, of the positions that it checks, components and
+    reads (2 L + 1, or 5 L + 1 with four at an attention) whole. Where coefficients differ between
+    channels, or hooks are on the model, that is every position: at 24 layers of 1024 in windows of
+    2048 0.8 GB a window (1.4 GB); one window is the least.
 
     Args:
         batch_size: the most.
         max_tokens: of a document, if documents are cut.
     """
     length = min(model.cfg.n_ctx, max_tokens or model.cfg.n_ctx)
-    n_captured = 1 + 2 * model.cfg.n_layers + len(reads_of(model.hook_dict, model.cfg.n_layers))
-    window = n_captured * length * model.cfg.d_model * max(4, model.dtype.itemsize)
-    return min(batch_size, max(1, CAPTURED_BYTES // window))
+    unfolder = Unfolder(model)
+    n_components, n_reads = len(unfolder.components), len(unfolder.reads)
+    n_checked = -(-length // unfolder.checked.step)
+    n_whole = n_components * (length if unfolder.by_channel else n_checked) + n_reads * n_checked
+    n_numbers = n_whole * model.cfg.d_model + n_components * length
+    return min(batch_size, max(1, CAPTURED_BYTES // (n_numbers * max(4, model.dtype.itemsize))))
 
 
-class Unfolded(NamedTuple):
-    """One read of N tokens, the components that can be in it."""
+class Component(NamedTuple):
+    """What is kept of a component."""
 
-    index: int
-    """Number of the read."""
-    coefficient: Tensor
-    """(N, M), the mean over channels where coefficients differ between them."""
-    size: Tensor
-    """Norm of each component's contribution, (N, M)."""
-    error: Tensor
-    """Norm of the difference between the read and its components' sum, (N,)."""
-    read: Tensor
-    """Norm of the read, (N,)."""
+    norms: Tensor
+    """(B, T)."""
+    checked: Tensor
+    """(B, s, D)."""
+    whole: Tensor | None
+    """(B, T, D), if coefficients differ between channels."""
 
 
 class Unfolder:
-    """Unfolds the recorded weights of a pass, some tokens at a time."""
+    """Unfolds the recorded weights of a pass, some positions at a time."""
 
     def __init__(self, model: Decoder) -> None:
         n_layers = model.cfg.n_layers
@@ -76,48 +80,84 @@ class Unfolder:
         self.reads = reads_of(model.hook_dict, n_layers)
         self.components = component_hooks(n_layers)
         self.weights = model.stream.unfolded_from(model.cfg)
-        reads = (read.hook for read in self.reads)
-        self.points = list(dict.fromkeys((*self.weights, *self.components, *reads)))
-        """Hook points that it needs."""
-        self.channels: list[int] | None = None
-        """Of each read: D where its coefficients differ between channels, else 1; known once a
-        token was unfolded."""
-        self._n_numbers = 0
+        self.by_channel = model.stream.unfolds_by_channel(model.cfg)
+        # What nothing can change adds up on every token if it does on some.
+        self.checked = slice(1, None, 1 if model.editing_hooks() else CHECKED_EVERY)
+        widths = [read.n_components for read in self.reads]
+        self.read_of = np.repeat(np.arange(len(widths)), widths)
+        self.component_of = np.concatenate([np.arange(width) for width in widths])
+        keep = partial(_component, checked=self.checked, whole=self.by_channel)
+        self.hooks: dict[str, Transform | None] = dict.fromkeys(self.weights)
+        self.hooks |= dict.fromkeys(self.components, keep)
+        """Hook points that it needs, and what it keeps of them."""
 
-    def at_once(self, flat: Mapping[str, Tensor], n_more: int = 0) -> int:
-        """Tokens to unfold at once; ``n_more`` numbers a token are made of them elsewhere."""
-        if self.channels is None:
-            recorded = {name: flat[name][None, :1] for name in self.weights}
-            unfolded = [c for _, c in self.model.stream.unfold(self.model, recorded)]
-            self.channels = [1 if c.ndim == 3 else c.shape[-1] for c in unfolded]
-            self._n_numbers = 4 * len(self.components) * self.model.cfg.d_model
-            self._n_numbers += sum(c.numel() for c in unfolded)
-        return max(1, UNFOLDED_BYTES // (8 * (self._n_numbers + n_more)))
+    def parts(self, shape: Sequence[int], n_more: int = 0) -> Iterator[slice]:
+        """Positions of (B, T) some at a time; ``n_more`` numbers a token are made elsewhere."""
+        # The coefficients of all states so far and of the reads at hand, with D channels or one.
+        width = self.model.cfg.d_model if self.by_channel else 1
+        n_held = (self.model.cfg.n_layers + 8) * len(self.components) * width
+        return some_positions(shape, n_held + 8 * len(self.read_of) + n_more)
 
-    def unfold(self, flat: Mapping[str, Tensor], tokens: Tensor) -> Iterator[Unfolded]:
-        """Every read of some tokens, in order of execution.
+    def unfold(self, captured: Mapping[str, Any], at: slice) -> tuple[Tensor, Tensor]:
+        """Coefficients of some positions and the norms of what they bring, (C, B, t) in float64.
+
+        Coefficients are means over channels where they differ between them.
+        """
+        kept = [captured[name] for name in self.components]
+        norms = torch.stack([each.norms[:, at] for each in kept]).double()
+        recorded = {name: captured[name][:, at] for name in self.weights}
+        if not self.by_channel:
+            shape = norms.shape[1:]
+            c = as_rows([c[..., :m].expand(*shape, m) for m, c in self._each(recorded)])
+            component_of = torch.from_numpy(self.component_of).to(norms.device)
+            return c, c.abs().mul_(norms.index_select(0, component_of))
+        delta = torch.stack([each.whole[:, at] for each in kept], 2).double()
+        coefficients, sizes = [], []
+        for m, c in self._each(recorded):
+            c = c[:, :, :m]
+            sizes.append(torch.linalg.vector_norm(c * delta[:, :, :m], dim=-1))
+            coefficients.append(c.mean(-1).expand(*delta.shape[:2], m))
+        return as_rows(coefficients), as_rows(sizes)
+
+    def errors(self, captured: Mapping[str, Any], at: slice) -> tuple[Tensor, Tensor]:
+        """How far, at some of the checked positions, reads are from their components' sums.
 
         Args:
-            flat: activations of ``points``, (B T, ...) each.
-            tokens: places in B T, (N,).
+            captured: of the reads, (B, s, D) each, beside what ``hooks`` keep.
+
+        Returns:
+            Norms of the differences and of the reads, (B, s, R) each in float64.
         """
-        recorded = {name: flat[name][tokens][None] for name in self.weights}
-        delta = torch.stack([flat[name][tokens].double() for name in self.components], dim=1)
-        norms = torch.linalg.vector_norm(delta, dim=-1)
+        kept = [captured[name].checked[:, at] for name in self.components]
+        delta = torch.stack(kept, 2).double()
+        recorded = {name: captured[name][:, self.checked][:, at] for name in self.weights}
+        unfolded = self._each(recorded)
+        if self.by_channel:
+            total = torch.stack([(c[:, :, :m] * delta[:, :, :m]).sum(2) for m, c in unfolded], 2)
+        else:
+            every = [c.expand(*delta.shape[:2], -1) for _, c in unfolded]
+            total = torch.stack(every, 2) @ delta
+        given = torch.stack([captured[read.hook][:, at] for read in self.reads], 2).double()
+        missed, found = (torch.linalg.vector_norm(x, dim=-1) for x in (total - given, given))
+        return missed, found
+
+    def _each(self, recorded: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """Of each read in order the number of its components, and coefficients of all, (B, t, M)
+        or (B, t, M, D), zero beyond its own; B = t = 1 where they are static."""
         unfolded = self.model.stream.unfold(self.model, recorded)
-        for (index, read), (hook, c) in zip(enumerate(self.reads), unfolded, strict=True):
+        for read, (hook, c) in zip(self.reads, unfolded, strict=True):
             assert hook == read.hook, f"{hook} was unfolded in the place of {read.hook}"
-            m = read.n_components
-            c = c[0, :, :m].expand(len(tokens), m, *c.shape[3:])
-            if c.ndim == 3:
-                parts = c * delta[:, :m]
-                size, total = torch.linalg.vector_norm(parts, dim=-1), parts.sum(1)
-                c = c.mean(-1)
-            else:
-                size, total = c.abs() * norms[:, :m], (c[:, None] @ delta[:, :m])[:, 0]
-            found = flat[read.hook][tokens].double()
-            error = torch.linalg.vector_norm(total - found, dim=-1)
-            yield Unfolded(index, c, size, error, torch.linalg.vector_norm(found, dim=-1))
+            yield read.n_components, c
+
+
+def _component(x: Tensor, checked: slice, whole: bool) -> Component:
+    norms = torch.linalg.vector_norm(at_least_fp32(x), dim=-1)
+    # A copy, so that not all of x is kept for a part of it.
+    return Component(norms, x[:, checked].clone(), x if whole else None)
+
+
+def _checked(x: Tensor, checked: slice) -> Tensor:
+    return x[:, checked].clone()
 
 
 class EffectiveRoutes:
@@ -128,7 +168,8 @@ class EffectiveRoutes:
     these is not finite or all components are zero.
 
     Args:
-        model: the model that is run, whose stream unfolds its weights.
+        model: the model that is run, whose stream unfolds its weights; hooks that edit what it
+            computes have to be on it already.
         n_groups: document groups.
     """
 
@@ -139,30 +180,31 @@ class EffectiveRoutes:
         self.unfolder = Unfolder(model)
         self.reads = self.unfolder.reads
         self.names = component_names(model.cfg.n_layers)
-        widths = [read.n_components for read in self.reads]
-        self.read_of = np.repeat(np.arange(len(widths)), widths)
-        self.component_of = np.concatenate([np.arange(width) for width in widths])
-        starts = np.cumsum([0, *widths])
-        self.cells = [slice(*ends) for ends in pairwise(starts)]
-        self.hooks: dict[str, Transform | None] = dict.fromkeys(self.unfolder.points)
+        self.read_of, self.component_of = self.unfolder.read_of, self.unfolder.component_of
+        self._ownership = Ownership(self.read_of)
+        self._embeddings = np.flatnonzero(self.component_of == 0).tolist()
+        self.hooks: dict[str, Transform | None] = dict(self.unfolder.hooks)
+        keep = partial(_checked, checked=self.unfolder.checked)
+        self.hooks |= dict.fromkeys((read.hook for read in self.reads), keep)
         n_cells, n_reads = len(self.read_of), len(self.reads)
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_OF_CELLS, (n_cells,))
         self.sums = GroupSums(n_groups, shapes | dict.fromkeys(_OF_READS, (n_reads,)))
         # What gets no interval needs no groups.
         self.moments = GroupSums(1, dict.fromkeys(_MOMENTS, (n_cells,)))
         self.first = GroupSums(1, {"n": (n_reads,), "embedding": (n_reads,)})
+        self.checks = GroupSums(1, {"n": (n_reads,), "squares": (n_reads,)})
         self.largest_error = Maxima((n_reads,))
-        self.channels = Maxima((n_reads,))
         self.accumulators: Mapping[str, Accumulator] = {
             "sums": self.sums,
             "moments": self.moments,
             "first": self.first,
+            "checks": self.checks,
             "largest_error": self.largest_error,
-            "channels": self.channels,
         }
         self.identity: dict[str, Any] = {
             "reducer": "effective routes",
             "hooks": list(self.hooks),
+            "checked": self.unfolder.checked.step,
             "groups": n_groups,
         }
 
@@ -174,87 +216,68 @@ class EffectiveRoutes:
         Raises:
             AnalysisError: a read is not the sum of its unfolded components.
         """
-        flat = {name: tensor.flatten(0, 1) for name, tensor in seen.captured.items()}
         kept, starts = kept_tokens(seen.batch), seen.batch.valid & seen.batch.first
-        rows = self._rows(len(seen.groups), kept.device)
-        # These stay on the device for the batch: to move each number would wait for it.
-        worst = kept.new_full((len(self.reads),), -torch.inf, dtype=torch.float64)
-        first = kept.new_zeros(2, len(self.reads), dtype=torch.float64)
-        for tokens, row in self._parts(kept, flat):
-            for unfolded in self.unfolder.unfold(flat, tokens):
-                self._add(rows, worst, row, unfolded)
-        self.largest_error.add(worst[None])
-        sums = {name: rows[name] for name in (*_OF_CELLS, *_OF_READS)}
-        self.sums.add(seen.groups, **sums)
+        rows = summed(
+            self._terms(*self.unfolder.unfold(seen.captured, at), kept[:, at], starts[:, at])
+            for at in self.unfolder.parts(kept.shape)
+        )
         one_group = np.zeros(len(seen.groups), dtype=np.int64)
+        self.sums.add(seen.groups, **{name: rows[name] for name in (*_OF_CELLS, *_OF_READS)})
         self.moments.add(one_group, **{name: rows[name] for name in _MOMENTS})
-        for tokens, _ in self._parts(starts, flat):
-            self._add_first(first, flat, tokens)
-        self.first.add(one_group[:1], n=first[:1], embedding=first[1:])
-        self._require_identity()
+        self.first.add(one_group, n=rows["first_n"], embedding=rows["first_embedding"])
+        self._check(seen, kept)
 
-    def _rows(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
-        widths = dict.fromkeys((*_OF_CELLS, *_MOMENTS), len(self.read_of))
-        widths |= dict.fromkeys(_OF_READS, len(self.reads))
+    def _terms(self, c: Tensor, size: Tensor, kept: Tensor, starts: Tensor) -> dict[str, Tensor]:
+        """Sums over positions of coefficients and sizes (C, B, t): (B, C) or (B, R)."""
+        of_read = self._ownership
+        total = of_read.total(size)
+        defined = (total > 0) & total.isfinite()
+        counted, first = defined & kept, defined & starts
+        share, c = of_read.shares(size, total, counted), of_read.masked(c, counted)
+        by_cell, signed = over_positions(share), over_positions(share * c.sign())
         return {
-            name: torch.zeros(n_rows, width, dtype=torch.float64, device=device)
-            for name, width in widths.items()
+            "coefficient": over_positions(c),
+            "share": by_cell,
+            "signed_share": signed,
+            "absolute": over_positions(c.abs()),
+            "squares": over_positions(c.square()),
+            "n": over_positions(counted),
+            "undefined": over_positions(kept & ~defined),
+            "effective": over_positions(of_read.effective(share, counted)),
+            "negative": of_read.total((by_cell - signed).t()).t() / 2,
+            "embedding": by_cell[:, self._embeddings],
+            "first_n": over_positions(first),
+            "first_embedding": over_positions(
+                torch.where(first, size[self._embeddings] / total, 0.0)
+            ),
         }
-
-    def _parts(self, chosen: Tensor, flat: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Chosen tokens (B, T) some at a time: their places in B T, and the row of each."""
-        size = self.unfolder.at_once(flat)
-        self.channels.add(torch.tensor(self.unfolder.channels)[None])
-        for part in chosen.flatten().nonzero()[:, 0].split(size):
-            if len(part):
-                yield part, part // chosen.shape[1]
-
-    def _add(self, rows: dict[str, Tensor], worst: Tensor, row: Tensor, unfolded: Unfolded) -> None:
-        """Add the tokens of one read to the rows they belong to, the largest error to ``worst``."""
-        index, c, size, error, read = unfolded
-        total = size.sum(1, keepdim=True)
-        defined = (total > 0) & total.isfinite() & c.isfinite().all(1, keepdim=True)
-        share, c = (torch.where(defined, x, 0.0) for x in (size / total, c))
-        cells = {
-            "coefficient": c,
-            "share": share,
-            "signed_share": share * c.sign(),
-            "absolute": c.abs(),
-            "squares": c.square(),
-        }
-        for name, values in cells.items():
-            rows[name][:, self.cells[index]].index_add_(0, row, values)
-        reads = {
-            "n": defined[:, 0].double(),
-            "undefined": (~defined)[:, 0].double(),
-            "effective": torch.special.entr(share).sum(1).exp() * defined[:, 0],
-            "negative": (share * (c < 0)).sum(1),
-            "embedding": share[:, 0],
-            "read_squares": torch.where(defined[:, 0], read.square(), 0.0),
-        }
-        for name, values in reads.items():
-            rows[name][:, index].index_add_(0, row, values)
-        largest = torch.where(defined[:, 0], error, -torch.inf).amax()
-        worst[index] = torch.maximum(worst[index], largest)
-
-    def _add_first(self, first: Tensor, flat: Mapping[str, Tensor], tokens: Tensor) -> None:
-        """Add how many first tokens of contexts have an embedding's share, and it, to (2, R)."""
-        for index, _, size, _, _ in self.unfolder.unfold(flat, tokens):
-            share = size[:, 0] / size.sum(1)
-            defined = share.isfinite()
-            first[0, index] += defined.sum()
-            first[1, index] += torch.where(defined, share, 0.0).sum()
 
     @property
     def per_channel(self) -> np.ndarray:
         """(R,) reads whose coefficients differ between channels, so that ours are their means."""
-        return self.channels.values > 1
+        return np.full(len(self.reads), self.unfolder.by_channel)
 
     # -- the identity -------------------------------------------------------------------------
 
+    def _check(self, seen: Observed, kept: Tensor) -> None:
+        """Compare reads with their components' sums at the checked positions that count."""
+        kept = kept[:, self.unfolder.checked]
+        n_more = 3 * len(self.names) * self.model.cfg.d_model
+        for at in self.unfolder.parts(kept.shape, n_more):
+            missed, found = self.unfolder.errors(seen.captured, at)
+            finite = missed.isfinite() & kept[:, at, None]
+            self.largest_error.add(torch.where(finite, missed, -torch.inf).flatten(0, 1))
+            squares = torch.where(finite, found.square(), 0.0)
+            every = np.zeros(len(kept), dtype=np.int64)
+            self.checks.add(every, n=finite.sum(1), squares=squares.sum(1))
+        _require_identity(self.reads, self.identity_errors(), self.tolerance)
+
     def identity_errors(self) -> np.ndarray:
-        """(R,) the largest error of a token by the root mean square of the reads' norms."""
-        n, squares = (self.sums[name].sum(axis=0) for name in ("n", "read_squares"))
+        """(R,) the largest error of a checked token by the root mean square of their reads' norms.
+
+        NaN without a checked token.
+        """
+        n, squares = (self.checks[name][0] for name in ("n", "squares"))
         errors = np.where(n > 0, self.largest_error.values, np.nan)
         return divide(errors, np.sqrt(divide(squares, n)))
 
@@ -264,14 +287,13 @@ class EffectiveRoutes:
         rounding = 4 * torch.finfo(self.model.dtype).eps
         return max(self.model.stream.unfold_tolerance, rounding)
 
-    def _require_identity(self) -> None:
-        errors = self.identity_errors()
-        if np.isnan(errors).all():
-            return
-        worst = int(np.nanargmax(errors))
-        if errors[worst] > self.tolerance:
-            raise AnalysisError(
-                f"routes: {self.reads[worst].hook}: its components miss it by "
-                f"{errors[worst]:.1e} of its size, more than {self.tolerance:.0e}; a hook that "
-                "edits a read is outside of what unfolds"
-            )
+
+def _require_identity(reads: Sequence[Any], errors: np.ndarray, tolerance: float) -> None:
+    if np.isnan(errors).all():
+        return
+    worst = int(np.nanargmax(errors))
+    if errors[worst] > tolerance:
+        raise AnalysisError(
+            f"routes: {reads[worst].hook}: its components miss it by {errors[worst]:.1e} of its "
+            f"size, more than {tolerance:.0e}; a hook that edits a read is outside of what unfolds"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,16 @@ import numpy as np
 import pandas as pd
 
 from satlens.analysis.accumulators import Accumulator, GroupSums
+from satlens.analysis.descriptive import Descriptive, Inputs, measure
 from satlens.analysis.inputs import (
     interval_columns,
     interval_protocol,
     interval_summary,
-    open_windows,
-    opened,
-    provenance_of,
     split_notes,
-    tokenizer_of,
 )
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES, group_of, pool_clusters, ratio_interval
-from satlens.analysis.stream import Observed, Progress, Transform, run
+from satlens.analysis.stream import Observed, Progress, Reducer, Transform, run
 from satlens.data.windows import IGNORE, Windows
 from satlens.models.decoder import Decoder
 
@@ -97,45 +94,67 @@ def evaluate(
     Raises:
         DataError: bad data, or data of another tokenizer.
     """
-    data = opened(data)
-    windows = open_windows(
+    (result,) = measure(
         model,
         data,
+        [Evaluation()],
+        label="evaluation",
+        baseline=False,
         split=split,
         batch_size=batch_size,
         max_documents=max_documents,
         max_tokens_per_document=max_tokens_per_document,
+        n_resamples=n_resamples,
+        seed=seed,
+        progress=progress,
+        resume_dir=resume_dir,
     )
-    nll, n = document_losses(model, windows, progress=progress, resume_dir=resume_dir)
-    scored = n > 0
-    mean = np.divide(nll, n, out=np.full(len(n), np.nan), where=scored)
-    table = pd.DataFrame(
-        {
-            "document": [document.id for document in windows.documents],
-            "cluster": [document.cluster or "" for document in windows.documents],
-            "nll": mean,
-            "perplexity": np.exp(mean),
-            "n_documents": 1,
-            "n_tokens": n,
-            "flags": np.where(scored, "", "no_targets"),
-        }
-    )
-    return Result(
-        name="evaluation",
-        table=table,
-        provenance=provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data)),
-        summary=_summary(windows, nll, n, n_resamples, seed),
-        notes=[
-            "Every token but the first of each document is scored once, in nats.",
-            *split_notes(windows),
-        ],
-    )
+    return result
+
+
+class Evaluation(Descriptive):
+    """:func:`evaluate` as a part of a pass."""
+
+    name = "evaluation"
+    has_baseline = False
+
+    def reducers(self, model: Decoder, inputs: Inputs) -> list[Reducer]:
+        return [Losses(inputs.windows.n_documents)]
+
+    def result(
+        self, inputs: Inputs, trained: Sequence[Reducer], initial: Sequence[Reducer] | None
+    ) -> Result:
+        (losses,) = trained
+        assert isinstance(losses, Losses)
+        windows, nll, n = inputs.windows, losses.sums["nll"], losses.sums["n"]
+        scored = n > 0
+        mean = np.divide(nll, n, out=np.full(len(n), np.nan), where=scored)
+        table = pd.DataFrame(
+            {
+                "document": [document.id for document in windows.documents],
+                "cluster": [document.cluster or "" for document in windows.documents],
+                "nll": mean,
+                "perplexity": np.exp(mean),
+                "n_documents": 1,
+                "n_tokens": n,
+                "flags": np.where(scored, "", "no_targets"),
+            }
+        )
+        return Result(
+            name=self.name,
+            table=table,
+            provenance=inputs.provenance(),
+            summary=_summary(windows, nll, n, inputs.options),
+            notes=[
+                "Every token but the first of each document is scored once, in nats.",
+                *split_notes(windows),
+            ],
+        )
 
 
 def _summary(
-    windows: Windows, nll: np.ndarray, n: np.ndarray, n_resamples: int, seed: int
+    windows: Windows, nll: np.ndarray, n: np.ndarray, options: dict[str, Any]
 ) -> dict[str, Any]:
-    options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
     over_documents = ratio_interval(grouped(nll), grouped(n), **options)
     columns = interval_columns("nll", over_documents)
     summary: dict[str, Any] = {

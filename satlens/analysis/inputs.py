@@ -100,16 +100,20 @@ def provenance_of(
     seed: int,
     tokenizer: Any = None,
     tagger: str | None = None,
+    weights: str | None = None,
     **data: Any,
 ) -> dict[str, Any]:
-    """The provenance of a table: weights, data and the protocol of the windows."""
+    """The provenance of a table: weights, data and the protocol of the windows.
+
+    ``weights`` is their SHA-256 where it is known already.
+    """
     tokenizer = model.tokenizer if tokenizer is None else tokenizer
     name, _, version = (tagger or "").rpartition(" ")
     return provenance(
         checkpoint={
             **model.provenance,
             "variant": model.cfg.variant,
-            "weights_sha256": weights_sha256(model),
+            "weights_sha256": weights or weights_sha256(model),
         },
         data={**window_facts(windows), **data},
         tokenizer=None if tokenizer is None else fingerprint(tokenizer),

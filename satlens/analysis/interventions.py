@@ -4,16 +4,22 @@
         logits = model(tokens)
 
 An intervention names its target by layer, head, role and sublayer (None means all) and replaces
-exactly those weights; everything below the first of them is the clean pass to the bit. Several
-apply in the order given. Nothing stays installed, also after an exception. Those on gates are here,
-those on routes in :mod:`satlens.analysis.route_interventions`.
+exactly those weights; everything below the first of them is the clean pass to the bit. Nothing
+stays installed, also after an exception. Those on gates are here, those on routes in
+:mod:`satlens.analysis.route_interventions`, the removal of a sublayer from what later ones read in
+:mod:`satlens.analysis.removal`; :mod:`satlens.analysis.kinds` lists them for sweeps.
+
+Order: at one hook point first the hooks that were there before (of the caller, of an outer
+``intervene``), then the interventions in the order given, then hooks added inside
+(``run_with_hooks``, ``run_with_cache``), which therefore see what the interventions left. An
+nnsight trace is served before any of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -22,11 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from satlens.analysis.means import Means, mean_weights
-from satlens.analysis.stream import current_batch
-from satlens.data.tokenizers import special_ids
+from satlens.analysis.donors import Donors, resampled
+from satlens.analysis.means import SiteValues, mean_weights, per_of
+from satlens.analysis.running import Running
+from satlens.data.tags import Tags
 from satlens.errors import AnalysisError, HookError
-from satlens.models.cache import KVCache
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 
@@ -34,34 +40,14 @@ Which = int | str | Sequence[int] | Sequence[str] | None
 HookFunction = Callable[..., Tensor | None]
 
 
-class Tokens:
-    """What the running forward pass reads, for interventions that depend on positions."""
-
-    tokens: Tensor | None = None
-    """(B, T) ids."""
-    valid: Tensor | None = None
-    """(B, T) real, non-special tokens."""
-    start: int = 0
-    """Position of the first of them: those before it are in a cache."""
-
-    def __init__(self, special: frozenset[int] = frozenset()) -> None:
-        self.special = torch.tensor(sorted(special), dtype=torch.int64)
-        self.permutations: dict[int, Tensor] = {}
-        """By seed, for the running pass."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Intervention:
-    """Base: where it applies. A subclass says what it makes of the weights there."""
+    """Base: what it changes and where. A subclass says with which hooks."""
 
     kind: ClassVar[Literal["gate", "route"]]
     """What it applies to."""
     name: ClassVar[str]
-    """Its name in tables."""
-    target: ClassVar[str]
-    """What kind of site it needs, for errors."""
-    causal: ClassVar[bool] = True
-    """Whether a token's weight depends on earlier tokens only; others cannot run with a cache."""
+    """Its name."""
 
     layer: int | Sequence[int] | None = None
     """Layers that take; n_layers is the output read."""
@@ -69,6 +55,77 @@ class Intervention:
     """Roles: v of gates; shared, qk, q, k, v or r of routes."""
     sublayer: str | Sequence[str] | None = None
     """Sublayers that take: attn, mlp, depth (after a layer), out."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether what it does to a token depends on earlier tokens only; others cannot run with a
+        cache."""
+        return True
+
+    def hooks(self, model: Decoder, running: Running) -> list[tuple[str, HookFunction]]:
+        """(hook point, function) of everything it changes.
+
+        Raises:
+            HookError, AnalysisError: the model has nothing of the kind, or not where it is named.
+        """
+        raise NotImplementedError
+
+    def looks(self, model: Decoder, running: Running) -> list[tuple[str, HookFunction]]:
+        """(hook point, function) of what it looks at, after every intervention's changes."""
+        return []
+
+    @contextmanager
+    def switched(self, model: Decoder) -> Iterator[None]:
+        """What it sets on the model itself for as long as it applies, beside hooks."""
+        yield
+
+    def named(self, found: Sequence[Any], what: str) -> list[Any]:
+        """Those of some sites or reads whose layer, role and sublayer are asked for.
+
+        Args:
+            found: sites or reads, not empty.
+            what: they are, for errors.
+
+        Raises:
+            HookError: a layer, role or sublayer without one, naming those that have one.
+        """
+        chosen = list(found)
+        for axis in ("layer", "role", "sublayer"):
+            wanted = _chosen(getattr(self, axis))
+            if wanted is None:
+                continue
+            present = {getattr(site, axis): None for site in found}
+            for value in wanted:
+                if value not in present:
+                    raise HookError(
+                        f"{type(self).__name__}: {axis} {value!r}: no {what} there; "
+                        f"{axis}s with one: {', '.join(map(str, present))}"
+                    )
+            chosen = [site for site in chosen if getattr(site, axis) in wanted]
+        return chosen
+
+    def identified(
+        self, hooks: Iterable[tuple[str, HookFunction]]
+    ) -> list[tuple[str, HookFunction]]:
+        """Hooks that a cache knows again when the same intervention is installed anew."""
+        marked, identity = list(hooks), (type(self), self.identity)
+        for _, function in marked:
+            function.hook_identity = identity  # type: ignore[attr-defined]
+        return marked
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Its name and settings, ready for JSON."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        return {"name": self.name, "kind": self.kind, **{k: _plain(v) for k, v in settings.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteIntervention(Intervention):
+    """Base of those that replace the weights of access sites: a subclass says by what."""
+
+    target: ClassVar[str]
+    """What kind of site it needs, for errors."""
 
     def sites(self, model: Decoder) -> list[AccessSite]:
         """The sites it names.
@@ -82,59 +139,31 @@ class Intervention:
             raise AnalysisError(
                 f"{type(self).__name__}: this model ({model.cfg.variant}) has no {self.target}"
             )
-        for axis in ("layer", "role", "sublayer"):
-            wanted = _chosen(getattr(self, axis))
-            if wanted is None:
-                continue
-            present = {getattr(site, axis): None for site in found}
-            for value in wanted:
-                if value not in present:
-                    raise HookError(
-                        f"{type(self).__name__}: {axis} {value!r}: no {self.kind} there; "
-                        f"{axis}s with one: {', '.join(map(str, present))}"
-                    )
-            found = [site for site in found if getattr(site, axis) in wanted]
-        return found
+        return self.named(found, self.kind)
 
     @classmethod
     def fits(cls, site: AccessSite) -> bool:
         """Whether it means something at a site."""
         return site.kind == cls.kind
 
-    def hooks(self, model: Decoder, running: Tokens) -> list[tuple[str, HookFunction]]:
-        """(hook point, function) of every site it names."""
-        return self._identified(
+    def hooks(self, model: Decoder, running: Running) -> list[tuple[str, HookFunction]]:
+        return self.identified(
             (site.hook, partial(self._at, site=site, running=running)) for site in self.sites(model)
         )
 
-    def _identified(
-        self, hooks: Iterable[tuple[str, HookFunction]]
-    ) -> list[tuple[str, HookFunction]]:
-        """Hooks that a cache knows again when the same intervention is installed anew."""
-        marked, identity = list(hooks), (type(self), self.identity)
-        for _, function in marked:
-            function.hook_identity = identity  # type: ignore[attr-defined]
-        return marked
-
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
+    def edit(self, weights: Tensor, site: AccessSite, running: Running) -> Tensor:
         """New weights (B, T, n) for all of a site; the caller's are not written to."""
         raise NotImplementedError
 
-    def _at(self, weights: Tensor, hook: Any, *, site: AccessSite, running: Tokens) -> Tensor:
+    def _at(self, weights: Tensor, hook: Any, *, site: AccessSite, running: Running) -> Tensor:
         return self.edit(weights, site, running).to(weights.dtype)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Its name and settings, ready for JSON."""
-        settings = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"name": self.name, "kind": self.kind, **{k: _plain(v) for k, v in settings.items()}}
 
 
 # -- gates -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateIntervention(Intervention):
+class GateIntervention(SiteIntervention):
     """Base of interventions on gates, which also have heads."""
 
     kind = "gate"
@@ -154,7 +183,7 @@ class GateIntervention(Intervention):
                 )
         return found
 
-    def _at(self, weights: Tensor, hook: Any, *, site: AccessSite, running: Tokens) -> Tensor:
+    def _at(self, weights: Tensor, hook: Any, *, site: AccessSite, running: Running) -> Tensor:
         edited = self.edit(weights, site, running).to(weights.dtype)
         heads = _chosen(self.head)
         if heads is None:
@@ -170,7 +199,7 @@ class ZeroGate(GateIntervention):
 
     name = "zero"
 
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
+    def edit(self, weights: Tensor, site: AccessSite, running: Running) -> Tensor:
         return torch.zeros_like(weights)
 
 
@@ -183,7 +212,7 @@ class OpenGate(GateIntervention):
     value: float = 1.0
     """What every token and head gets."""
 
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
+    def edit(self, weights: Tensor, site: AccessSite, running: Running) -> Tensor:
         return torch.full_like(weights, self.value)
 
 
@@ -196,21 +225,63 @@ class ScaleGate(GateIntervention):
     factor: float
     """By how much."""
 
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
+    def edit(self, weights: Tensor, site: AccessSite, running: Running) -> Tensor:
         return weights * self.factor
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanGate(GateIntervention):
-    """Replace each head's gate by its mean over tokens, fitted on other data."""
+    """Replace each head's gate by its mean over tokens, fitted on other data.
+
+    Means per position count a token's place in its document. Those per category need the tags of
+    what is running; a tagger reads whole sentences, so they are not causal.
+    """
 
     name = "mean"
 
-    means: Means = field(repr=False)
-    """From :func:`satlens.fit_means`, on the pool split."""
+    means: Mapping[str, np.ndarray] = field(repr=False)
+    """From :func:`satlens.fit_means`, on the pool split; a plain mapping holds means per head."""
+    tags: Tags | None = field(default=None, repr=False)
+    """Of the documents that the analysis inside the context runs, for means per category."""
 
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
-        return mean_weights(type(self).__name__, self.means, site, weights)
+    @property
+    def causal(self) -> bool:
+        return per_of(self.means) != "category"
+
+    def edit(self, weights: Tensor, site: AccessSite, running: Running) -> Tensor:
+        return mean_weights(type(self).__name__, self.means, site, weights, running, self.tags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeGate(GateIntervention):
+    """Give each head's gate one value for all tokens, as a static value residual does."""
+
+    name = "freeze"
+
+    values: Mapping[str, np.ndarray] = field(repr=False)
+    """Hook point -> (K,); the best ones are from :func:`satlens.fit_static`, on the pool split."""
+
+    def edit(self, weights: Tensor, site: AccessSite, running: Running) -> Tensor:
+        return mean_weights(type(self).__name__, self.values, site, weights, running)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResampleGate(GateIntervention):
+    """Replace a token's gates by those of a token at the same position of another document.
+
+    All heads and layers take them from the same place. Which document it is depends on the seed,
+    the position and the token alone, not on what else is in the batch.
+    """
+
+    name = "resample"
+
+    donors: Donors = field(repr=False)
+    """From :func:`satlens.fit_donors`, on the pool split."""
+    seed: int = 0
+    """Of the draws."""
+
+    def edit(self, weights: Tensor, site: AccessSite, running: Running) -> Tensor:
+        return resampled(type(self).__name__, self.donors, site, weights, running, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,32 +293,19 @@ class ShuffleGate(GateIntervention):
     """
 
     name = "shuffle"
-    causal = False
 
     seed: int = 0
     """Of the permutations."""
 
-    def edit(self, weights: Tensor, site: AccessSite, running: Tokens) -> Tensor:
-        index = running.permutations.get(self.seed)
-        if index is None:
-            index = _permutations(running, self.seed, weights.shape[1])
-            running.permutations[self.seed] = index
+    @property
+    def causal(self) -> bool:
+        return False
+
+    def edit(self, weights: Tensor, site: AccessSite, running: Running) -> Tensor:
+        if running.tokens.shape[1] != weights.shape[1]:
+            raise AnalysisError("ShuffleGate: it needs whole contexts, as model(tokens) runs them")
+        index = running.permutation(self.seed)
         return weights.gather(1, index[..., None].expand_as(weights))
-
-
-def _permutations(running: Tokens, seed: int, length: int) -> Tensor:
-    """(B, T) index that permutes the valid positions of each row and keeps the others."""
-    tokens, valid = running.tokens, running.valid
-    if tokens is None or valid is None or tokens.shape[1] != length:
-        raise AnalysisError("ShuffleGate: it needs whole contexts, as model(tokens) runs them")
-    index = torch.arange(length).repeat(len(tokens), 1)
-    for row, (ids, real) in enumerate(zip(tokens.cpu(), valid.cpu(), strict=True)):
-        places = real.nonzero()[:, 0]
-        content = f"{seed}:".encode() + ids[places].numpy().astype("<i8").tobytes()
-        entropy = int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
-        order = np.random.default_rng(entropy).permutation(len(places))
-        index[row, places] = places[torch.from_numpy(order)]
-    return index.to(tokens.device)
 
 
 # -- installing ------------------------------------------------------------------------------------
@@ -266,47 +324,37 @@ def intervene(model: Decoder, *interventions: Intervention) -> Iterator[Decoder]
             cache was begun with.
         AnalysisError: an intervention on gates or routes of a model without any.
     """
-    special = frozenset() if model.tokenizer is None else special_ids(model.tokenizer)
-    running = Tokens(special)
+    running = Running(model)
     hooks = [hook for one in interventions for hook in one.hooks(model, running)]
+    hooks += [look for one in interventions for look in one.looks(model, running)]
     acausal = [type(one).__name__ for one in interventions if not one.causal]
-    note = partial(_note, running, acausal)
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with model.hooks(hooks):
-            yield model
-    finally:
-        handle.remove()
+    with ExitStack() as stack:
+        begin = partial(_begin, running, acausal)
+        before = model.register_forward_pre_hook(begin, with_kwargs=True)
+        stack.callback(before.remove)
+        stack.callback(model.register_forward_hook(partial(_end, running)).remove)
+        for one in interventions:
+            stack.enter_context(one.switched(model))
+        stack.enter_context(model.hooks(hooks))
+        yield model
 
 
-def _note(
-    running: Tokens,
+def _begin(
+    running: Running,
     acausal: Sequence[str],
     model: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Before each forward: which tokens it reads and which of them are real."""
-    past = kwargs.get("past")
-    if past is not None and acausal:
+    """Before each forward: what it reads."""
+    if kwargs.get("past") is not None and acausal:
         raise HookError(f"{acausal[0]}: it reads later tokens, so it cannot run with a cache")
-    tokens = args[0] if args else kwargs.get("tokens")
-    if tokens is not None and not isinstance(tokens, Tensor):
-        tokens = model.to_tokens(tokens)
-    running.tokens = tokens
-    running.start = len(past) if isinstance(past, KVCache) else 0
-    running.permutations.clear()
-    batch = current_batch()
-    if running.tokens is None:
-        running.valid = None
-    elif batch is not None and batch.tokens is running.tokens:
-        running.valid = batch.valid
-    else:
-        special = running.special.to(running.tokens.device)
-        running.valid = ~torch.isin(running.tokens, special)
-        for name, padding in (("documents", -1), ("attention_mask", 0)):
-            if kwargs.get(name) is not None:
-                running.valid &= kwargs[name] != padding
+    running.begin(args, kwargs)
+
+
+def _end(running: Running, model: Any, args: Any, output: Any) -> None:
+    """After each forward: what it gave, which a later one may continue."""
+    running.end(output)
 
 
 def _chosen(which: Which) -> tuple[Any, ...] | None:
@@ -319,6 +367,11 @@ def _chosen(which: Which) -> tuple[Any, ...] | None:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, SiteValues):
+        return value.identity
+    if isinstance(value, Tags):
+        codes = np.concatenate([document.category for document in value.documents])
+        return {"tagger": value.tagger, "sha256": hashlib.sha256(codes.tobytes()).hexdigest()}
     if isinstance(value, Mapping):
-        return {key: np.asarray(mean).tolist() for key, mean in value.items()}
+        return {key: np.asarray(array).tolist() for key, array in value.items()}
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value

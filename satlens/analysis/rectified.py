@@ -4,7 +4,7 @@ A weight says little without the size of the state that it multiplies, and signe
 entropy. What each source brings, by its norm, is a distribution over the sources; the sign of the
 weight is kept beside it.
 
-Shapes: B rows, T positions, S sites, n sources of all sites side by side.
+Shapes: B rows, T positions, t positions at once, S sites, n sources of all sites.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from satlens.analysis.accumulators import Accumulator, GroupSums
-from satlens.analysis.inputs import concatenated
-from satlens.analysis.reducers import membership
+from satlens.analysis.rows import Ownership, as_rows, over_positions, some_positions, summed
 from satlens.analysis.stream import Observed, Transform, kept_tokens
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
@@ -30,14 +28,13 @@ def rectified_points(model: Decoder, sites: Sequence[AccessSite]) -> list[str]:
 
 
 def rectified(
-    model: Decoder, captured: Mapping[str, Tensor], sites: Sequence[AccessSite]
+    model: Decoder, seen: Observed, sites: Sequence[AccessSite], at: slice
 ) -> dict[str, Tensor]:
-    """Hook point of each site -> w_j ||X_j||, (B, T, n) float64, with the sign of the weight."""
-    wanted = {site.hook for site in sites}
+    """Hook point of each site -> w_j ||X_j|| of some positions, (B, t, n) float64."""
+    norms = seen.once("source norms", lambda: dict(model.stream.source_norms(model, seen.captured)))
     return {
-        hook: captured[hook].double() * norms
-        for hook, norms in model.stream.source_norms(model, captured)
-        if hook in wanted
+        site.hook: seen.captured[site.hook][:, at].double() * norms[site.hook][:, at]
+        for site in sites
     }
 
 
@@ -60,6 +57,7 @@ class RectifiedRoutes:
         self.hooks: dict[str, Transform | None] = dict.fromkeys(rectified_points(model, sites))
         widths = [len(site.sources) for site in sites]
         self.site_of = np.repeat(np.arange(len(sites)), widths)
+        self._ownership = Ownership(self.site_of)
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
             ("n", "undefined", "effective", "negative"), (len(widths),)
         )
@@ -75,23 +73,26 @@ class RectifiedRoutes:
 
     def update(self, seen: Observed) -> None:
         """Add one batch."""
-        found = rectified(self.model, seen.captured, self.sites)
-        brought = concatenated(found, self.routes)
-        member = torch.from_numpy(membership(self.site_of)).to(brought)
-        column = torch.from_numpy(self.site_of).to(brought.device)
-        total = brought.abs() @ member
-        kept = kept_tokens(seen.batch)[..., None]
+        kept = kept_tokens(seen.batch)
+        parts = some_positions(kept.shape, 8 * len(self.site_of))
+        self.sums.add(seen.groups, **summed(self._terms(seen, kept, at) for at in parts))
+
+    def _terms(self, seen: Observed, kept: Tensor, at: slice) -> dict[str, Tensor]:
+        """Sums over some positions, (B, S) or (B, n)."""
+        found, of_site = rectified(self.model, seen, self.sites, at), self._ownership
+        brought = as_rows([found[hook] for hook in self.routes])
+        size, kept = brought.abs(), kept[:, at]
+        total = of_site.total(size)
         defined = (total > 0) & total.isfinite()
         counted = defined & kept
-        signed = torch.where(counted[..., column], brought / total[..., column], 0.0)
-        share = signed.abs()
-        entropy = torch.special.entr(share) @ member
-        self.sums.add(
-            seen.groups,
-            n=counted.sum(1),
-            undefined=(kept & ~defined).sum(1),
-            effective=(entropy.exp() * counted).sum(1),
-            negative=((share * (signed < 0)) @ member).sum(1),
-            share=share.sum(1),
-            signed_share=signed.sum(1),
-        )
+        share = of_site.shares(size, total, counted)
+        by_source = over_positions(share)
+        signed = over_positions(share * brought.sign().nan_to_num_())
+        return {
+            "n": over_positions(counted),
+            "undefined": over_positions(kept & ~defined),
+            "effective": over_positions(of_site.effective(share, counted)),
+            "negative": of_site.total((by_source - signed).t()).t() / 2,
+            "share": by_source,
+            "signed_share": signed,
+        }

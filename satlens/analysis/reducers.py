@@ -15,6 +15,14 @@ from torch import Tensor
 
 from satlens.analysis.accumulators import Accumulator, GroupSums, HistogramSum
 from satlens.analysis.inputs import concatenated
+from satlens.analysis.rows import (
+    Ownership,
+    as_rows,
+    over_positions,
+    some_positions,
+    summed,
+    times_log,
+)
 from satlens.analysis.stream import Observed, Transform, kept_tokens
 from satlens.models.sites import AccessSite
 
@@ -131,6 +139,7 @@ class RouteStatistics:
         self.hooks: dict[str, Transform | None] = dict.fromkeys(self.routes)
         widths = [len(site.sources) for site in sites]
         self.site_of = np.repeat(np.arange(len(sites)), widths)
+        self._ownership = Ownership(self.site_of)
         self.simplex = np.array([site.support == "simplex" for site in sites])
         self.signed = np.array([site.support == "signed" for site in sites])
         n_sites, n_sources = len(sites), sum(widths)
@@ -147,32 +156,37 @@ class RouteStatistics:
 
     def update(self, seen: Observed) -> None:
         """Add one batch."""
-        weights = concatenated(seen.captured, self.routes)
-        member = torch.from_numpy(membership(self.site_of)).to(weights)
-        column = torch.from_numpy(self.site_of).to(weights.device)
-        simplex, signed = (
-            torch.from_numpy(m).to(column.device) for m in (self.simplex, self.signed)
+        kept, starts = kept_tokens(seen.batch), seen.batch.valid & seen.batch.first
+        parts = some_positions(kept.shape, 8 * len(self.site_of))
+        terms = (self._terms(seen, at, kept[:, at], starts[:, at]) for at in parts)
+        self.sums.add(seen.groups, **summed(terms))
+
+    def _terms(self, seen: Observed, at: slice, kept: Tensor, starts: Tensor) -> dict[str, Tensor]:
+        """Sums over some positions, (B, S) or (B, n)."""
+        weights = as_rows([seen.captured[hook][:, at] for hook in self.routes])
+        of_site, device = self._ownership, weights.device
+        signed, simplex = (
+            torch.from_numpy(flags).to(device)[:, None, None]
+            for flags in (self.signed, self.simplex)
         )
-        proper = ((weights >= 0) | signed[column]) & weights.isfinite()
-        defined = proper.double() @ member == member.sum(0)
-        total = weights.nan_to_num(0.0, 0.0, 0.0) @ member
+        total = of_site.total(weights)
+        # A sum is finite where every weight is: none is as large as to overflow.
+        defined = total.isfinite() & (signed | ~of_site.any_negative(weights))
         defined &= ~simplex | ((total - 1).abs() < SUM_TOLERANCE)
-        kept = kept_tokens(seen.batch)
-        counted = defined & kept[..., None]
-        weight = weights.masked_fill(~counted[..., column], 0.0)
-        entropy = torch.special.entr(weight.clamp_min(0.0)) @ member
-        first = defined & (seen.batch.valid & seen.batch.first)[..., None]
-        self.sums.add(
-            seen.groups,
-            n=counted.sum(1),
-            undefined=(kept[..., None] & ~defined).sum(1),
-            entropy=entropy.sum(1),
-            effective=(entropy.exp() * counted).sum(1),
-            weight=weight.sum(1),
-            squares=weight.square().sum(1),
-            first_n=first.sum(1),
-            first_weight=weights.masked_fill(~first[..., column], 0.0).sum(1),
-        )
+        counted, first = defined & kept, defined & starts
+        weight = of_site.masked(weights, counted)
+        positive = weight.clamp_min(0.0)
+        entropy = of_site.total(times_log(positive, positive)).neg_()
+        return {
+            "n": over_positions(counted),
+            "undefined": over_positions(kept & ~defined),
+            "entropy": over_positions(entropy),
+            "effective": over_positions(entropy.exp().mul_(counted)),
+            "weight": over_positions(weight),
+            "squares": over_positions(weight.square()),
+            "first_n": over_positions(first),
+            "first_weight": over_positions(of_site.masked(weights, first)),
+        }
 
 
 def membership(site_of: np.ndarray) -> np.ndarray:

@@ -4,14 +4,14 @@ Over **sources**: two roles of one read, or one site of two checkpoints, whose w
 same sources. Over **sublayers**: any two reads, by what each component brings, zero where a
 component does not exist yet. Signed weights and components are compared by |w_j| ||X_j||.
 
-Shapes: B rows, T positions, N tokens at once, P pairs, n weights of a route, C those of all pairs
-side by side.
+Shapes: B rows, T positions, t positions at once, P pairs, n weights of a route, C those of all
+pairs side by side.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -19,10 +19,17 @@ import torch
 from torch import Tensor
 
 from satlens.analysis.accumulators import Accumulator, GroupSums
-from satlens.analysis.effective import UNFOLDED_BYTES, Unfolder
+from satlens.analysis.effective import Unfolder
 from satlens.analysis.inputs import sites_of
 from satlens.analysis.rectified import rectified, rectified_points
-from satlens.analysis.reducers import membership
+from satlens.analysis.rows import (
+    Ownership,
+    as_rows,
+    over_positions,
+    some_positions,
+    summed,
+    times_log,
+)
 from satlens.analysis.stream import Observed, Transform, kept_tokens
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
@@ -171,15 +178,17 @@ def _of_reads(first: Read, second: Read, comparison: str) -> Pair:
 class Measure(Protocol):
     """Turns what a pass captured into non-negative weights of routes."""
 
-    points: list[str]
-    """Hook points that it reads."""
-
-    def at_once(self, flat: Mapping[str, Tensor], n_more: int) -> int:
-        """Tokens to take at once, when ``n_more`` numbers a token are made of them elsewhere."""
+    @property
+    def hooks(self) -> Mapping[str, Transform | None]:
+        """Hook points that it reads, each with what to keep of its tensor."""
         ...
 
-    def of(self, flat: Mapping[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
-        """Hook point of each site or read -> (N, n), from activations (B T, ...)."""
+    def parts(self, shape: Sequence[int], n_more: int) -> Iterator[slice]:
+        """Positions of (B, T) some at a time; ``n_more`` numbers a token are made elsewhere."""
+        ...
+
+    def of(self, seen: Observed, at: slice) -> dict[str, Tensor]:
+        """Hook point of each site or read -> (n, B, t) of some positions, float64."""
         ...
 
 
@@ -191,18 +200,21 @@ class SourceWeights:
         self.sites = list(dict.fromkeys(sites))
         self.signed = [site for site in self.sites if site.support == "signed"]
         points = rectified_points(model, self.signed) if self.signed else []
-        self.points = list(dict.fromkeys([*(site.hook for site in self.sites), *points]))
+        self.hooks: Mapping[str, Transform | None] = dict.fromkeys(
+            [*(site.hook for site in self.sites), *points]
+        )
 
-    def at_once(self, flat: Mapping[str, Tensor], n_more: int) -> int:
-        return max(1, UNFOLDED_BYTES // (8 * n_more))
+    def parts(self, shape: Sequence[int], n_more: int) -> Iterator[slice]:
+        return some_positions(shape, n_more)
 
-    def of(self, flat: Mapping[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
-        found = {site.hook: flat[site.hook][tokens].double() for site in self.sites}
-        if self.signed:
-            rows = {name: flat[name][tokens][None] for name in self.points}
-            by_norm = rectified(self.model, rows, self.signed)
-            found |= {hook: brought[0].abs() for hook, brought in by_norm.items()}
-        return found
+    def of(self, seen: Observed, at: slice) -> dict[str, Tensor]:
+        by_norm = rectified(self.model, seen, self.signed, at) if self.signed else {}
+        every = {site.hook: seen.captured[site.hook][:, at] for site in self.sites} | by_norm
+        rows = as_rows([*every.values()]).split([len(site.sources) for site in self.sites])
+        return {
+            hook: weights.abs() if hook in by_norm else weights
+            for hook, weights in zip(every, rows, strict=True)
+        }
 
 
 class ComponentSizes:
@@ -210,18 +222,18 @@ class ComponentSizes:
 
     def __init__(self, model: Decoder) -> None:
         self.unfolder = Unfolder(model)
-        self.points = self.unfolder.points
+        self.hooks: Mapping[str, Transform | None] = self.unfolder.hooks
 
-    def at_once(self, flat: Mapping[str, Tensor], n_more: int) -> int:
-        return self.unfolder.at_once(flat, n_more)
+    def parts(self, shape: Sequence[int], n_more: int) -> Iterator[slice]:
+        return self.unfolder.parts(shape, n_more)
 
-    def of(self, flat: Mapping[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
-        width = len(self.unfolder.components)
+    def of(self, seen: Observed, at: slice) -> dict[str, Tensor]:
+        reads, width = self.unfolder.reads, len(self.unfolder.components)
+        _, sizes = self.unfolder.unfold(seen.captured, at)
+        by_read = sizes.split([read.n_components for read in reads])
         return {
-            self.unfolder.reads[u.index].hook: torch.nn.functional.pad(
-                u.size, (0, width - u.size.shape[1])
-            )
-            for u in self.unfolder.unfold(flat, tokens)
+            read.hook: torch.cat([size, size.new_zeros(width - len(size), *size.shape[1:])])
+            for read, size in zip(reads, by_read, strict=True)
         }
 
 
@@ -252,8 +264,9 @@ class RoutePairs:
         self.measures = first, second
         self.first = [pair.first.hook for pair in pairs]
         self.second = [pair.second.hook for pair in pairs]
-        self.hooks: dict[str, Transform | None] = dict.fromkeys(first.points)
+        self.hooks: Mapping[str, Transform | None] = first.hooks
         self.site_of = np.repeat(np.arange(len(pairs)), widths)
+        self._ownership = Ownership(self.site_of)
         shapes: dict[str, tuple[int, ...]] = {
             name: (len(pairs),) for name in ("n", "undefined", "js")
         }
@@ -269,55 +282,41 @@ class RoutePairs:
 
     def update(self, seen: Observed) -> None:
         """Add one batch of one model."""
-        self.compare(seen, seen.captured)
+        self.compare(seen, seen)
 
-    def compare(self, seen: Observed, theirs: Mapping[str, Tensor]) -> None:
+    def compare(self, seen: Observed, theirs: Observed) -> None:
         """Add one batch: the first routes of ``seen``, the second ones of ``theirs``."""
-        captured = [
-            {name: tensor.flatten(0, 1) for name, tensor in found.items()}
-            for found in (seen.captured, theirs)
-        ]
-        sides = list(zip(self.measures, captured, strict=True))
-        n_more = 8 * len(self.site_of)
-        size = min(measure.at_once(flat, n_more) for measure, flat in sides)
         kept = kept_tokens(seen.batch)
-        rows = {
-            name: torch.zeros(len(kept), len(self.sums[name][0]), dtype=torch.float64)
-            for name in ("n", "undefined", "js", "first", "second")
-        }
-        for tokens in kept.flatten().nonzero()[:, 0].split(size):
-            row = (tokens // kept.shape[1]).cpu()
-            mine = sides[0][0].of(sides[0][1], tokens)
-            other = mine if theirs is seen.captured else sides[1][0].of(sides[1][1], tokens)
-            p = torch.cat([mine[hook] for hook in self.first], dim=-1)
-            q = torch.cat([other[hook] for hook in self.second], dim=-1)
-            for name, values in self._terms(p, q).items():
-                rows[name].index_add_(0, row, values.cpu())
-        self.sums.add(seen.groups, **rows)
+        parts = self.measures[0].parts(kept.shape, 10 * len(self.site_of))
+        terms = (self._terms(seen, theirs, at, kept[:, at]) for at in parts)
+        self.sums.add(seen.groups, **summed(terms))
 
-    def _terms(self, p: Tensor, q: Tensor) -> dict[str, Tensor]:
-        """What each token adds to the sums, (N, P) and (N, C), of weights (N, C)."""
-        member = torch.from_numpy(membership(self.site_of)).to(p)
-        column = torch.from_numpy(self.site_of).to(p.device)
-        sums = [r.nan_to_num(0.0, 0.0, 0.0) @ member for r in (p, q)]
-        proper = ((p >= 0) & (q >= 0) & p.isfinite() & q.isfinite()).double() @ member
-        defined = (proper == member.sum(0)) & (sums[0] > 0) & (sums[1] > 0)
-        here = defined[:, column]
-        p, q = (
-            torch.where(here, r / total[:, column], 0.0)
-            for r, total in zip((p, q), sums, strict=True)
-        )
-        js = (_divergence_terms(p, q) @ member).clamp(0.0, math.log(2))
+    def _terms(
+        self, seen: Observed, theirs: Observed, at: slice, kept: Tensor
+    ) -> dict[str, Tensor]:
+        """Sums over some positions, (B, P) or (B, C)."""
+        mine = self.measures[0].of(seen, at)
+        other = mine if theirs is seen else self.measures[1].of(theirs, at)
+        p = torch.cat([mine[hook] for hook in self.first])
+        q = torch.cat([other[hook] for hook in self.second])
+        of_pair = self._ownership
+        totals = [of_pair.total(r) for r in (p, q)]
+        defined = torch.ones_like(totals[0], dtype=torch.bool)
+        for r, total in zip((p, q), totals, strict=True):
+            defined &= (total > 0) & total.isfinite() & ~of_pair.any_negative(r)
+        counted = defined & kept
+        p, q = (of_pair.shares(r, t, counted) for r, t in zip((p, q), totals, strict=True))
+        js = of_pair.total(_divergence_terms(p, q)).clamp(0.0, math.log(2))
         return {
-            "n": defined.double(),
-            "undefined": (~defined).double(),
-            "js": js,
-            "first": p,
-            "second": q,
+            "n": over_positions(counted),
+            "undefined": over_positions(kept & ~defined),
+            "js": over_positions(js),
+            "first": over_positions(p),
+            "second": over_positions(q),
         }
 
 
 def _divergence_terms(p: Tensor, q: Tensor) -> Tensor:
     """What each weight adds to the divergence in nats; 0 where neither route has any."""
     middle = ((p + q) / 2).clamp_min(torch.finfo(torch.float64).tiny)
-    return (torch.xlogy(p, p / middle) + torch.xlogy(q, q / middle)) / 2
+    return (times_log(p, p / middle) + times_log(q, q / middle)).mul_(0.5)

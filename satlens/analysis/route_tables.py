@@ -5,10 +5,14 @@ Shapes: G document groups, S reads, R reads of signed weights, n sources of all 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.special import entr
 
 from satlens.analysis.bootstrap import ROUNDING
 from satlens.analysis.inputs import (
@@ -29,6 +33,9 @@ from satlens.analysis.reducers import (
 from satlens.analysis.result import join_marks
 from satlens.analysis.stats import divide, function_interval, ratio_interval
 from satlens.models.sites import EMBEDDING
+
+VARIANCE_PARTS = ("reads", "sources", "tokens")
+"""Where weights vary: between reads, between the sources of a read, the tokens of a source."""
 
 
 class Routes(NamedTuple):
@@ -88,10 +95,71 @@ def _token_variance(routes: RouteStatistics, weight: Any, squares: Any, n: Any) 
     return np.nan_to_num(variance) @ member + np.where(n > 0, 0.0, np.nan)
 
 
+def _dependence(
+    routes: RouteStatistics, weight: Any, entropy: Any, n: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mutual information of token and source times tokens, and log n times tokens, (..., S) each.
+
+    Drawing a source of a token by its weights, I(token; source) = H(mean w) - mean H(w), at most
+    log n of the n sources. 0 and 0 where there is none: at one source, and off the simplex.
+    """
+    several = np.array([len(site.sources) > 1 for site in routes.sites]) & routes.simplex
+    mean = np.nan_to_num(divide(weight, n[..., routes.site_of]))
+    of_mean = entr(mean) @ membership(routes.site_of)
+    gained = np.where(several, of_mean - np.nan_to_num(divide(entropy, n)), 0.0)
+    # It is never negative: what rounding leaves of a zero is a zero.
+    gained[gained <= ROUNDING] = 0.0
+    possible = np.log(np.bincount(routes.site_of)) * several
+    return gained * n, possible * n
+
+
+_DEPENDENCE = ("weight", "entropy", "n")
+
+
+def _content_dependence(routes: RouteStatistics, *sums: Any) -> np.ndarray:
+    """I(token; source) / log n of each read, (..., S), from sums over tokens."""
+    return divide(*_dependence(routes, *sums))
+
+
+def _weight_variance(routes: RouteStatistics, weight: Any, squares: Any, n: Any) -> np.ndarray:
+    """Shares of the variance of weights (..., 3): between reads, between the sources of a read, and
+    between the tokens of a source; of the reads of several sources. NaN when nothing varies."""
+    several = (np.bincount(routes.site_of) > 1)[routes.site_of]
+    if not several.any():
+        return np.full((*n.shape[:-1], len(VARIANCE_PARTS)), np.nan)
+    weight, squares = weight[..., several], squares[..., several]
+    n, site_of = n[..., routes.site_of][..., several], routes.site_of[several]
+
+    def explained(total: Any, count: Any) -> np.ndarray:
+        return np.nan_to_num(divide(total**2, count)).sum(axis=-1)
+
+    member = membership(site_of)
+    everything = squares.sum(axis=-1)
+    levels = [
+        explained(weight.sum(axis=-1, keepdims=True), n.sum(axis=-1, keepdims=True)),
+        explained(weight @ member, n @ member),
+        explained(weight, n),
+        everything,
+    ]
+    parts = np.stack([above - below for below, above in pairwise(levels)], axis=-1)
+    parts[parts <= ROUNDING * everything[..., None]] = 0.0
+    return divide(parts, np.broadcast_to(parts.sum(axis=-1, keepdims=True), parts.shape))
+
+
 def _route_points(routes: Routes) -> dict[str, np.ndarray]:
     points = {name: divide(a.sum(0), b.sum(0)) for name, (a, b) in _ratios(routes).items()}
-    sums = (routes.weights.sums[name].sum(axis=0) for name in ("weight", "squares", "n"))
-    return {**points, "token_variance": _token_variance(routes.weights, *sums)}
+    totals = {name: routes.weights.sums[name].sum(axis=0) for name in _SUMMED}
+    for name, (function, keys) in _FUNCTIONS.items():
+        points[name] = function(routes.weights, *(totals[key] for key in keys))
+    return points
+
+
+_SUMMED = ("weight", "squares", "entropy", "n")
+_FUNCTIONS: dict[str, tuple[Callable[..., np.ndarray], tuple[str, ...]]] = {
+    "token_variance": (_token_variance, ("weight", "squares", "n")),
+    "content_dependence": (_content_dependence, _DEPENDENCE),
+}
+"""Statistics of a read that are functions of sums, and of which."""
 
 
 def route_table(
@@ -102,16 +170,13 @@ def route_table(
     sums, sites = weights.sums, weights.sites
     pairs = [np.stack(side, axis=1) for side in zip(*ratios.values(), strict=True)]
     interval = ratio_interval(*pairs, **options)
-    spread = function_interval(
-        lambda weight, squares, n: _token_variance(weights, weight, squares, n),
-        *(sums[name] for name in ("weight", "squares", "n")),
-        weights=sums["n"],
-        **options,
-    )
     columns: dict[str, Any] = {"n_sources": [len(site.sources) for site in sites]}
     for index, name in enumerate(ratios):
         columns |= interval_columns(name, interval, index)
-    columns |= interval_columns("token_variance", spread)
+    for name, (function, keys) in _FUNCTIONS.items():
+        arrays = (sums[key] for key in keys)
+        found = function_interval(partial(function, weights), *arrays, weights=sums["n"], **options)
+        columns |= interval_columns(name, found)
     if initial is not None:
         columns |= {f"{name}_init": value for name, value in _route_points(initial).items()}
     # What flags an interval has where it exists: by entropy, or by norms where weights are signed.
@@ -155,8 +220,10 @@ def route_summary(routes: Routes, n_documents: int, options: dict[str, Any]) -> 
         name: ratio_interval(a[:, several].sum(axis=1), b[:, several].sum(axis=1), **options)
         for name, (a, b) in _ratios(routes).items()
     }
+    overall = {name: interval_summary(interval) for name, interval in intervals.items()}
     return {
-        "overall": {name: interval_summary(interval) for name, interval in intervals.items()},
+        "overall": overall | {"content_dependence": _overall_dependence(weights, options)},
+        "weight_variance": _variance_summary(weights, options),
         "n_reads": len(weights.sites),
         "n_single_source": int((~several).sum()),
         "n_signed": int(weights.signed.sum()),
@@ -167,6 +234,26 @@ def route_summary(routes: Routes, n_documents: int, options: dict[str, Any]) -> 
         "first_token": _first_token(weights, several),
         "interval": interval_protocol(intervals["mass_embedding"], n_documents),
     }
+
+
+def _overall_dependence(routes: RouteStatistics, options: dict[str, Any]) -> dict[str, Any]:
+    """I(token; source) over log n, both added up over reads."""
+
+    def overall(*sums: np.ndarray) -> np.ndarray:
+        gained, possible = _dependence(routes, *sums)
+        return divide(gained.sum(axis=-1), possible.sum(axis=-1))
+
+    arrays = [routes.sums[key] for key in _DEPENDENCE]
+    n = np.where(routes.simplex, routes.sums["n"], 0.0).sum(axis=1)
+    return interval_summary(function_interval(overall, *arrays, weights=n, **options))
+
+
+def _variance_summary(routes: RouteStatistics, options: dict[str, Any]) -> dict[str, Any]:
+    """Shares of the variance of weights, in the order of VARIANCE_PARTS."""
+    arrays = [routes.sums[key] for key in ("weight", "squares", "n")]
+    n = routes.sums["n"].sum(axis=1)
+    shares = function_interval(partial(_weight_variance, routes), *arrays, weights=n, **options)
+    return {name: interval_summary(shares, index) for index, name in enumerate(VARIANCE_PARTS)}
 
 
 def _first_token(routes: RouteStatistics, several: np.ndarray) -> dict[str, Any]:

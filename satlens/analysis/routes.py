@@ -11,6 +11,7 @@ Shapes: G document groups, R reads, C cells (read by read, component by componen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,19 @@ import numpy as np
 import pandas as pd
 
 from satlens.analysis.bootstrap import ROUNDING
+from satlens.analysis.descriptive import Descriptive, Inputs, measure
 from satlens.analysis.effective import EffectiveRoutes, windows_at_once
 from satlens.analysis.inputs import (
     documents_in,
-    initial_model,
     initial_notes,
     interval_columns,
     interval_protocol,
     interval_summary,
-    open_windows,
-    opened,
-    provenance_of,
     split_notes,
-    tokenizer_of,
 )
 from satlens.analysis.result import Result, flag_column, join_marks
 from satlens.analysis.stats import N_RESAMPLES, divide, ratio_interval
-from satlens.analysis.stream import Progress, n_groups, run
-from satlens.data.windows import Windows
+from satlens.analysis.stream import Progress, Reducer
 from satlens.models.decoder import Decoder
 
 _STATS = ("coefficient", "share", "signed_share")
@@ -78,41 +74,67 @@ def routes(
         AnalysisError: components that do not add up to a read, as when a hook edits reads.
         DataError: bad data, or data of another tokenizer.
     """
-    data = opened(data)
-    windows = open_windows(
+    (result,) = measure(
         model,
         data,
+        [EffectiveRouting()],
+        label="routes",
         split=split,
-        batch_size=windows_at_once(model, batch_size, max_tokens_per_document),
+        baseline=baseline,
+        batch_size=batch_size,
         max_documents=max_documents,
         max_tokens_per_document=max_tokens_per_document,
+        n_resamples=n_resamples,
+        seed=seed,
+        progress=progress,
+        resume_dir=resume_dir,
     )
-    passes: dict[str, Any] = {"progress": progress, "resume_dir": resume_dir}
-    trained = _pass(model, windows, "routes", passes)
-    initial, initial_seed = None, None
-    assumed = initial_notes(model) if baseline else []
-    if baseline:
-        fresh, initial_seed = initial_model(model)
-        initial = _pass(fresh, windows, "routes-init", passes)
-        del fresh
-    options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
-    source = provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data))
-    n_documents = windows.n_documents
-    reads = Result(
-        "routes_reads",
-        _read_table(trained, initial, n_documents, options),
-        source,
-        notes=list(_READ_NOTES),
-    )
-    return Result(
-        "routes",
-        _table(trained, initial, n_documents, options),
-        source,
-        {"initial_seed": initial_seed, **_summary(trained, initial, n_documents, options)},
-        [*_NOTES, *_channels(trained), *_precision(model), *split_notes(windows), *assumed],
-        keys=("component_index",),
-        parts=(reads,),
-    )
+    return result
+
+
+class EffectiveRouting(Descriptive):
+    """:func:`routes` as a part of a pass."""
+
+    name = "routes"
+
+    def at_once(self, model: Decoder, batch_size: int, max_tokens: int | None) -> int:
+        return windows_at_once(model, batch_size, max_tokens)
+
+    def reducers(self, model: Decoder, inputs: Inputs) -> list[Reducer]:
+        return [EffectiveRoutes(model, inputs.n_groups)]
+
+    def result(
+        self, inputs: Inputs, trained: Sequence[Reducer], initial: Sequence[Reducer] | None
+    ) -> Result:
+        now = _of(trained)
+        before = None if initial is None else _of(initial)
+        options, n_documents = inputs.options, inputs.windows.n_documents
+        source = inputs.provenance()
+        reads = Result(
+            "routes_reads",
+            _read_table(now, before, n_documents, options),
+            source,
+            notes=list(_READ_NOTES),
+        )
+        notes = [*_NOTES, *_channels(now), *_precision(inputs.model), *split_notes(inputs.windows)]
+        if initial is not None:
+            notes += [_INIT_NOTE, *initial_notes(inputs.model)]
+        seed = {"initial_seed": inputs.initial_seed}
+        return Result(
+            self.name,
+            _table(now, before, n_documents, options),
+            source,
+            seed | _summary(now, before, n_documents, options),
+            notes,
+            keys=("component_index",),
+            parts=(reads,),
+        )
+
+
+def _of(reducers: Sequence[Reducer]) -> EffectiveRoutes:
+    (reducer,) = reducers
+    assert isinstance(reducer, EffectiveRoutes)
+    return reducer
 
 
 _NOTES = (
@@ -121,10 +143,10 @@ _NOTES = (
     "share is ||c delta|| of a component over the sum of it over all components, per token; "
     "signed_share has the sign of the coefficient. Components can cancel: shares are of sizes, not "
     "of what is left.",
-    "Columns ending in _init are the untrained model on the same tokens.",
     "Special tokens are excluded; the first token of each context has no history and is in the "
     "summary only.",
 )
+_INIT_NOTE = "Columns ending in _init are the untrained model on the same tokens."
 _CHANNEL_NOTE = (
     "Where norms act inside a read (flag channel_mean), coefficients differ between channels: the "
     "column has their mean, shares come from all of them."
@@ -147,12 +169,6 @@ def _precision(model: Decoder) -> list[str]:
     return [
         f"Weights in {str(model.dtype).removeprefix('torch.')}: sums are exact to its rounding."
     ]
-
-
-def _pass(model: Decoder, windows: Windows, label: str, passes: dict[str, Any]) -> EffectiveRoutes:
-    reducer = EffectiveRoutes(model, n_groups(windows))
-    run(model, windows, [reducer], label=label, **passes)
-    return reducer
 
 
 # -- components of reads ---------------------------------------------------------------------------

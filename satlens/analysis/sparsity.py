@@ -14,20 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from satlens.analysis.descriptive import Descriptive, Inputs, measure
 from satlens.analysis.inputs import (
     documents_in,
     gate_cells,
-    initial_model,
     initial_notes,
     interval_columns,
     interval_protocol,
     interval_summary,
-    open_windows,
-    opened,
-    provenance_of,
     sites_of,
     split_notes,
-    tokenizer_of,
 )
 from satlens.analysis.rectified import RectifiedRoutes
 from satlens.analysis.reducers import (
@@ -46,8 +42,7 @@ from satlens.analysis.stats import (
     ratio_interval,
     variance_shares,
 )
-from satlens.analysis.stream import Progress, Reducer, n_groups, run
-from satlens.data.windows import Windows
+from satlens.analysis.stream import Progress, Reducer
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 
@@ -59,6 +54,17 @@ class Statistics(NamedTuple):
 
     gates: GateStatistics | None
     routes: Routes | None
+
+    @classmethod
+    def of(cls, reducers: Sequence[Reducer]) -> Statistics:
+        """From the reducers of a pass."""
+        found = {type(reducer): reducer for reducer in reducers}
+        gates, weights = found.get(GateStatistics), found.get(RouteStatistics)
+        by_norm = found.get(RectifiedRoutes)
+        assert gates is None or isinstance(gates, GateStatistics)
+        assert weights is None or isinstance(weights, RouteStatistics)
+        assert by_norm is None or isinstance(by_norm, RectifiedRoutes)
+        return cls(gates, None if weights is None else Routes(weights, by_norm))
 
 
 def sparsity(
@@ -94,62 +100,97 @@ def sparsity(
         AnalysisError: a model without access sites.
         DataError: bad data, or data of another tokenizer.
     """
-    sites = sites_of(model, analysis="sparsity")
-    data = opened(data)
-    windows = open_windows(
+    (result,) = measure(
         model,
         data,
+        [Sparsity(thresholds)],
+        label="sparsity",
         split=split,
+        baseline=baseline,
         batch_size=batch_size,
         max_documents=max_documents,
         max_tokens_per_document=max_tokens_per_document,
+        n_resamples=n_resamples,
+        seed=seed,
+        progress=progress,
+        resume_dir=resume_dir,
     )
-    passes: dict[str, Any] = {"progress": progress, "resume_dir": resume_dir}
-    trained = _pass(model, windows, sites, thresholds, "sparsity", passes)
-    initial, initial_seed = None, None
-    if baseline:
-        fresh, initial_seed = initial_model(model)
-        initial = _pass(fresh, windows, sites, thresholds, "sparsity-init", passes)
-        del fresh
-    options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
-    parts, summary = [], {"thresholds": list(thresholds), "initial_seed": initial_seed}
-    source = provenance_of(model, windows, seed=seed, tokenizer=tokenizer_of(model, data))
-    attached, n_documents = [], windows.n_documents
-    if trained.gates is not None:
-        before = None if initial is None else initial.gates
-        parts.append(_gate_table(trained.gates, before, sites, n_documents, options))
-        summary["gates"] = _gate_summary(
-            trained.gates, before, parts[-1], sites, n_documents, options
-        )
-    if trained.routes is not None:
-        before = None if initial is None else initial.routes
-        parts.append(route_table(trained.routes, before, n_documents, options))
-        summary["routes"] = route_summary(trained.routes, n_documents, options)
-        weights = source_table(trained.routes, before, n_documents, options)
-        attached.append(
-            Result("route_weights", weights, source, notes=[_NOTES[0]], keys=("source_index",))
-        )
-    mixed = any(site.support == "signed" for site in sites if site.kind == "route")
-    notes = [*_NOTES, *(_SIGNED_NOTES if mixed else ()), *split_notes(windows)]
-    notes += initial_notes(model) if baseline else []
-    table = pd.concat(parts, ignore_index=True)
-    for name in ("dead", "dead_init"):
-        if name in table:
-            table[name] = table[name].eq(True)
-    return Result("sparsity", table, source, summary, notes, parts=tuple(attached))
+    return result
 
 
+class Sparsity(Descriptive):
+    """:func:`sparsity` as a part of a pass."""
+
+    name = "sparsity"
+
+    def __init__(self, thresholds: Sequence[float] = THRESHOLDS) -> None:
+        self.thresholds = tuple(thresholds)
+
+    def check(self, model: Decoder) -> None:
+        sites_of(model, analysis=self.name)
+
+    def reducers(self, model: Decoder, inputs: Inputs) -> list[Reducer]:
+        gates = [site for site in model.sites if site.kind == "gate"]
+        routes = [site for site in model.sites if site.kind == "route"]
+        signed = [site for site in routes if site.support == "signed"]
+        groups = inputs.n_groups
+        reducers: list[Reducer] = []
+        if gates:
+            reducers.append(GateStatistics(gates, groups, self.thresholds))
+        if routes:
+            reducers.append(RouteStatistics(routes, groups))
+        if signed:
+            reducers.append(RectifiedRoutes(model, signed, groups))
+        return reducers
+
+    def result(
+        self, inputs: Inputs, trained: Sequence[Reducer], initial: Sequence[Reducer] | None
+    ) -> Result:
+        now = Statistics.of(trained)
+        before = Statistics(None, None) if initial is None else Statistics.of(initial)
+        sites, n_documents, options = inputs.model.sites, inputs.windows.n_documents, inputs.options
+        tables, attached, source = [], [], inputs.provenance()
+        summary: dict[str, Any] = {"thresholds": list(self.thresholds)}
+        summary["initial_seed"] = inputs.initial_seed
+        if now.gates is not None:
+            tables.append(_gate_table(now.gates, before.gates, sites, n_documents, options))
+            summary["gates"] = _gate_summary(
+                now.gates, before.gates, tables[-1], sites, n_documents, options
+            )
+        if now.routes is not None:
+            tables.append(route_table(now.routes, before.routes, n_documents, options))
+            summary["routes"] = route_summary(now.routes, n_documents, options)
+            weights = source_table(now.routes, before.routes, n_documents, options)
+            attached.append(
+                Result("route_weights", weights, source, notes=[_NOTES[0]], keys=("source_index",))
+            )
+        mixed = any(site.support == "signed" for site in sites if site.kind == "route")
+        notes = [*_NOTES, *(_SIGNED_NOTES if mixed else ()), *split_notes(inputs.windows)]
+        if initial is not None:
+            notes += [_INIT_NOTE, *initial_notes(inputs.model)]
+        table = pd.concat(tables, ignore_index=True)
+        for name in ("dead", "dead_init"):
+            if name in table:
+                table[name] = table[name].eq(True)
+        return Result(self.name, table, source, summary, notes, parts=tuple(attached))
+
+
+_INIT_NOTE = (
+    "Columns ending in _init are the untrained model on the same tokens; an untrained ReLU gate is "
+    "closed half of the time."
+)
 _NOTES = (
     "Special tokens are excluded; the first token of each context has no history and is in the "
     "summary only.",
-    "Columns ending in _init are the untrained model on the same tokens; an untrained ReLU gate "
-    "is closed half of the time.",
     "p95 comes from a fixed histogram and has no interval; a head is dead if it never opened on "
     "these tokens.",
     "norm_share is |alpha| ||V_1|| / (|alpha| ||V_1|| + |scale| ||V_n||) per token, scale being "
     "the weight of the own value (1 in SATFormer).",
     "normalised_entropy of a read is its mean entropy over log n of its n sources; that of the "
     "summary weights the reads of several sources by log n.",
+    "content_dependence of a read is I(token; source) / log n, the entropy of its mean weights "
+    "above its mean entropy: 0 where every token weighs alike; that of the summary is weighted as "
+    "normalised_entropy is.",
     "A source's depth is the mean index of the sublayers it sums, the embedding's -1; distances "
     "are in sublayers.",
 )
@@ -159,27 +200,6 @@ _SIGNED_NOTES = (
     "States after layers and parallel streams are mixtures of what earlier sublayers added: what a "
     "read has of each sublayer is in the analysis routes.",
 )
-
-
-def _pass(
-    model: Decoder,
-    windows: Windows,
-    sites: Sequence[AccessSite],
-    thresholds: Sequence[float],
-    label: str,
-    passes: dict[str, Any],
-) -> Statistics:
-    groups = n_groups(windows)
-    gates = [site for site in sites if site.kind == "gate"]
-    routes = [site for site in sites if site.kind == "route"]
-    signed = [site for site in routes if site.support == "signed"]
-    gate = GateStatistics(gates, groups, thresholds) if gates else None
-    weights = RouteStatistics(routes, groups) if routes else None
-    by_norm = RectifiedRoutes(model, signed, groups) if signed else None
-    found: list[Reducer | None] = [gate, weights, by_norm]
-    reducers = [reducer for reducer in found if reducer is not None]
-    run(model, windows, reducers, label=label, **passes)
-    return Statistics(gate, None if weights is None else Routes(weights, by_norm))
 
 
 # -- gates -----------------------------------------------------------------------------------------
@@ -285,6 +305,7 @@ def _gate_summary(
         "dead_heads": table.loc[dead, ["layer", "head"]].astype(int).to_numpy().tolist(),
         "share_of_zeros_in_dead_heads": float(divide(zeros[dead].sum(), zeros.sum())),
         "variance_shares": _variance_shares(gates),
+        "variance_share_intervals": _variance_intervals(gates, options),
         "first_token": {
             "n": int(first["n"]),
             "zero_fraction": float(divide(first["zero"], first["n"])),
@@ -323,3 +344,16 @@ def _variance_shares(gates: GateStatistics) -> dict[str, float]:
     totals = (gates.sums[name].sum(axis=0).reshape(shape) for name in ("total", "squares", "n"))
     shares = variance_shares(*totals)
     return dict(zip(VARIANCE_PARTS, shares.tolist(), strict=True))
+
+
+def _variance_intervals(gates: GateStatistics, options: dict[str, Any]) -> dict[str, Any]:
+    """The same with their intervals."""
+    arrays = [gates.sums[name] for name in ("total", "squares", "n")]
+
+    def shares(*totals: np.ndarray) -> np.ndarray:
+        return variance_shares(
+            *(total.reshape(len(total), len(gates.gates), -1) for total in totals)
+        )
+
+    interval = function_interval(shares, *arrays, weights=arrays[-1].sum(axis=1), **options)
+    return {part: interval_summary(interval, index) for index, part in enumerate(VARIANCE_PARTS)}

@@ -4,7 +4,8 @@ A reducer names the hook points it reads. The pass runs the model over a fixed p
 data (:class:`satlens.data.windows.Windows`), no layer further than the last hook point asked for,
 without logits unless a reducer scores tokens. Only one batch of activations exists at a time.
 With a ``resume_dir`` the sums are stored every tenth of the batches (or five seconds), so a killed
-pass continues where it was and ends with the same bits.
+pass continues where it was and ends with the same bits. Several processes share the batches and
+merge their sums (:mod:`satlens.analysis.processes`).
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import satlens
+from satlens.analysis import processes
 from satlens.analysis.accumulators import Accumulator, canonical, load_state, save_state
 from satlens.analysis.stats import MAX_GROUPS, group_of
 from satlens.config import to_dict
 from satlens.data.windows import Batch, Windows
 from satlens.errors import AnalysisError
-from satlens.hooks import HookedModel
+from satlens.hooks import HookedModel, ReadOnly
 from satlens.models.attention import chosen_attention
 from satlens.models.decoder import Decoder
 from satlens.provenance import source_sha256
@@ -37,7 +38,10 @@ from satlens.provenance import source_sha256
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, batches done and batches in all."""
 
-Transform = Callable[[Tensor], Tensor]
+Transform = Callable[[Tensor], Any]
+"""What to keep of a hook point's tensor, (B, T, ...); it must not write to it."""
+
+Made = TypeVar("Made")
 
 SAVE_SECONDS = 5.0
 _STATE_VERSION = 1
@@ -49,14 +53,24 @@ _current_batch: ContextVar[Batch | None] = ContextVar("satlens_batch", default=N
 class Observed(NamedTuple):
     """One batch as a reducer sees it."""
 
-    captured: Mapping[str, Tensor]
-    """The reducer's hook points, (B, T, ...) after its transforms."""
+    captured: Mapping[str, Any]
+    """The reducer's hook points: tensors (B, T, ...), or what its transforms made of them."""
     batch: Batch
     """On the model's device."""
     groups: np.ndarray
     """Document group of each row, (B,)."""
     nll: Tensor | None
     """Negative log-likelihood of each target in nats, (B, T); 0 where not scored."""
+    shared: dict[Any, Any] | None = None
+    """What reducers of the pass made of this batch for each other, by key."""
+
+    def once(self, key: Any, make: Callable[[], Made]) -> Made:
+        """``make()``, or what it gave when a reducer first asked for ``key`` in this batch."""
+        if self.shared is None:
+            return make()
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
 
 
 class Reducer(Protocol):
@@ -102,30 +116,32 @@ def run(
 
     Args:
         progress: called with (label, batches done, batches in all).
-        resume_dir: where the state of the pass is kept; a later call with the same model, data
-            and reducers continues from it, a finished one runs no forward. None keeps nothing.
+        resume_dir: where the state of the pass is kept, that of each process apart; a later call
+            with the same model, data, reducers and number of processes continues from it, a
+            finished one runs no forward. None keeps nothing.
         first, step: take batches first, first + step, ...; reducers of the parts can be merged.
 
     Raises:
         HookError: a reducer asks for a hook point the model does not have.
         AnalysisError: ``resume_dir`` with hooks of the caller's own on the model, whose effect a
-            resumed pass could not know, or a folder that cannot be written.
+            resumed pass could not know, or a folder that cannot be written; processes that do not
+            run the same pass.
     """
     names = [name for reducer in reducers for name in reducer.hooks]
     needs_nll = any(reducer.needs_nll for reducer in reducers)
     depth = max([depth_of(model, name) for name in names], default=0)
-    captured: list[dict[str, Tensor]] = [{} for _ in reducers]
-    hooks = [
-        (name, partial(_capture, into, transform))
-        for reducer, into in zip(reducers, captured, strict=True)
-        for name, transform in reducer.hooks.items()
-    ]
+    # What several reducers ask for is kept once.
+    wanted = dict.fromkeys(item for reducer in reducers for item in reducer.hooks.items())
+    captured: dict[Any, Any] = {}
+    hooks = [(item[0], _capturing(captured, item, item[1])) for item in wanted]
 
     def step_over(batch: Batch, groups: np.ndarray) -> None:
         nll = _forward(model, batch, depth, needs_nll)
-        for reducer, into in zip(reducers, captured, strict=True):
-            reducer.update(Observed(into, batch, groups, nll))
-            into.clear()
+        shared: dict[Any, Any] = {}
+        for reducer in reducers:
+            own = {item[0]: captured[item] for item in reducer.hooks.items()}
+            reducer.update(Observed(own, batch, groups, nll, shared))
+        captured.clear()
 
     accumulators = {
         f"{index}.{name}": accumulator
@@ -164,15 +180,20 @@ def fold(
 ) -> None:
     """The resumable loop under every pass: ``step_over(batch, groups)`` for each batch in order.
 
+    ``accumulators`` are empty when it starts and complete, in every process, when it ends.
     ``inside`` opens a context around all batches; ``identity`` is what, beside weights and data,
     decides the numbers. Other arguments and errors as :func:`run`.
     """
+    world = processes.world()
+    what = [identity, label, first, step]
+    if world.size > 1:
+        processes.check_equal(label, pass_key(model, windows, what))
     path = None
     if resume_dir is not None:
         refuse_foreign_hooks(model)
-        what = [identity, label, first, step]
-        path = Path(resume_dir) / f"{label}-{pass_key(model, windows, what)[:24]}.npz"
-    numbers = range(first, len(windows), step)
+        key = pass_key(model, windows, [*what, *world])
+        path = Path(resume_dir) / f"{label}-{key[:24]}.npz"
+    numbers = range(first, len(windows), step)[world.rank :: world.size]
     done = 0 if path is None else load_state(path, accumulators)
     every, saved_at = max(1, len(numbers) // 10), time.monotonic()
     report = progress or (lambda label, done, total: None)
@@ -197,6 +218,7 @@ def fold(
                 save_state(path, accumulators, done)
                 saved_at = time.monotonic()
             report(label, done, len(numbers))
+    processes.merge(accumulators)
 
 
 # -- forwards --------------------------------------------------------------------------------------
@@ -233,19 +255,29 @@ def _forward(model: Decoder, batch: Batch, depth: int, needs_nll: bool) -> Tenso
     return None
 
 
-def observe(model: Decoder, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    """Activations of one batch at some hook points, by one forward no deeper than they need."""
-    into: dict[str, Tensor] = {}
-    depth = max(depth_of(model, name) for name in names)
-    with model.hooks([(name, partial(_capture, into, None)) for name in names]):
+def observe(
+    model: Decoder, batch: Batch, hooks: Sequence[str] | Mapping[str, Transform | None]
+) -> dict[str, Any]:
+    """Activations of one batch at some hook points, by one forward no deeper than they need.
+
+    Args:
+        hooks: names; or names, each with what to keep of its tensor.
+    """
+    into: dict[Any, Any] = {}
+    wanted = hooks if isinstance(hooks, Mapping) else dict.fromkeys(hooks)
+    depth = max(depth_of(model, name) for name in wanted)
+    with model.hooks([(name, _capturing(into, name, t)) for name, t in wanted.items()]):
         _forward(model, batch, depth, needs_nll=False)
     return into
 
 
-def _capture(
-    into: dict[str, Tensor], transform: Transform | None, tensor: Tensor, hook: Any
-) -> None:
-    into[hook.name] = tensor if transform is None else transform(tensor)
+def _capturing(into: dict[Any, Any], key: Any, transform: Transform | None) -> ReadOnly:
+    """A hook that keeps what it sees under a key."""
+
+    def look(tensor: Tensor, hook: Any) -> None:
+        into[key] = tensor if transform is None else transform(tensor)
+
+    return ReadOnly(look)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 
 # Importing a module registers its commands, in the order of the help page.
 from satlens.cli import analyses, checkpoints, generate, models, studies  # noqa: F401
-from satlens.cli.options import app
+from satlens.cli.options import app, n_processes
 from satlens.errors import SatlensError
 
 
@@ -34,10 +34,19 @@ def _options(
 
 def main() -> None:
     """Entry point: errors that a user can act on are one line and a non-zero exit."""
+    command = _shared if n_processes() > 1 else app
     if "--debug" in sys.argv:
-        app()
+        command()
         return
-    _guarded(app)
+    _guarded(command)
+
+
+def _shared() -> None:
+    """The command as one of the processes that torchrun started."""
+    from satlens.analysis.processes import joined
+
+    with joined():
+        app()
 
 
 def _guarded(command: Callable[[], Any]) -> None:

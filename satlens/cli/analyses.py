@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,10 +22,12 @@ from satlens.cli.options import (
     analyse,
     app,
     deliver,
+    deliver_all,
     load,
     slice_options,
+    speaks,
 )
-from satlens.errors import ConfigError
+from satlens.errors import AnalysisError, ConfigError
 
 
 @app.command("eval")
@@ -44,6 +47,55 @@ def evaluate(
     """Negative log-likelihood (nats a token) and perplexity, with intervals over documents."""
     options = slice_options(split, batch_size, max_tokens, max_documents, resume)
     analyse("evaluate", checkpoint, data, out, as_json, value_residual, device, options)
+
+
+@app.command()
+def analyze(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="Zoo name, folder in a known layout or hub id; with --trajectory the folder of a "
+            "training run."
+        ),
+    ],
+    data: Data,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Repeatable: sparsity, routes, categories, divergence; circuits and evaluation "
+            "when named. Default: the first four, as far as the model and the data allow."
+        ),
+    ] = None,
+    trajectory: Annotated[
+        bool, typer.Option(help="Every checkpoint that the run kept, from the untrained model on.")
+    ] = False,
+    split: Split = "test",
+    out: Out = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = None,
+    max_documents: MaxDocuments = None,
+    value_residual: Values = None,
+    device: Device = "cpu",
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Several analyses from one pass over the data: every table is that of the analysis alone.
+
+    Under torchrun the processes share the batches and the first one writes the same tables.
+    """
+    import satlens
+    from satlens.display import progress_bar
+
+    options = slice_options(split, batch_size, max_tokens, max_documents, resume)
+    options["analyses"] = only or None
+    model = None if trajectory else load(checkpoint, value_residual, device)
+    with progress_bar(quiet=as_json or not speaks()) as progress:
+        if model is not None:
+            results = satlens.analyze(model, data, progress=progress, **options)
+        else:
+            options["device"] = device
+            results = satlens.trajectory(checkpoint, data, progress=progress, **options)
+    deliver_all(results, out, as_json)
 
 
 @app.command()
@@ -73,10 +125,37 @@ def sparsity(
 def categories(
     checkpoint: Checkpoint,
     data: Data,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Repeatable: category, upos, tag, dep, entity, subword, frequency, position; "
+            "sae (groups of features of a sparse dictionary of V_1). Default: category."
+        ),
+    ] = None,
+    contrast: Annotated[
+        tuple[str, str], typer.Option(help="The two names whose difference is tested.")
+    ] = ("semantic", "functional"),
+    groups: Annotated[
+        Path | None,
+        typer.Option(help="YAML of categories: each name with its list of universal tags."),
+    ] = None,
+    drivers: Annotated[
+        bool,
+        typer.Option(
+            help="How much of each gate's variance token, previous token, category and position "
+            "predict, fitted on the pool (or the other half of the documents); one more pass."
+        ),
+    ] = True,
+    sae_features: Annotated[
+        int | None, typer.Option(help="Size of the dictionary of V_1; default 256.")
+    ] = None,
     split: Split = "test",
     tagger: Annotated[
         str, typer.Option(help="auto (an installed spaCy model), its name, or wordlist.")
     ] = "auto",
+    adjustment: Annotated[
+        str, typer.Option(help="Of the tests over a grid: max_t or benjamini_hochberg.")
+    ] = "max_t",
     out: Out = None,
     batch_size: BatchSize = 8,
     max_tokens: MaxTokens = None,
@@ -91,7 +170,18 @@ def categories(
     The contrast is given raw and with token frequency and position held fixed.
     """
     options = slice_options(split, batch_size, max_tokens, max_documents, resume)
-    options["tagger"] = tagger
+    options |= {"tagger": tagger, "adjustment": adjustment}
+    options |= {"contrast": contrast, "drivers": drivers}
+    if by:
+        options["by"] = tuple(by)
+    if groups is not None:
+        from satlens.data.categories import load_categories
+
+        options["groups"] = load_categories(groups)
+    if sae_features is not None:
+        from satlens.analysis.sae import SaeSettings
+
+        options["sae"] = SaeSettings(n_features=sae_features)
     analyse("categories", checkpoint, data, out, as_json, value_residual, device, options)
 
 
@@ -159,14 +249,33 @@ def ablate(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            help="Repeatable. Gates: zero, mean, shuffle. Routes: uniform, mean, tie_v, and zero "
-            "where they are added to a residual stream. Default: all that the model has."
+            help="Repeatable. Gates: zero, mean, mean_position, mean_category, resample, shuffle, "
+            "optimal (the best constants), open. Routes: zero (where they are added to a residual "
+            "stream), uniform, mean and its like, resample, mask, onehot, tie_v, swap. Reads: "
+            "remove. Default: zero, mean, shuffle, uniform, mask, tie_v, as far as the model has "
+            "them."
         ),
     ] = None,
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="Repeatable: model, layer, head, role, site. Default: the first three."),
+        typer.Option(
+            help="Repeatable: model, layer, head, role, site, source (families of sources), "
+            "component (what one sublayer brings to one read). Default: model, layer, head, source."
+        ),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Also by category of the token that is predicted: category, upos, tag, dep, "
+            "entity, subword, frequency, position."
+        ),
+    ] = None,
+    tagger: Annotated[
+        str, typer.Option(help="auto (an installed spaCy model), its name, or wordlist.")
+    ] = "auto",
+    adjustment: Annotated[
+        str, typer.Option(help="Of the tests over a grid: max_t or benjamini_hochberg.")
+    ] = "max_t",
     split: Split = "test",
     out: Out = None,
     batch_size: BatchSize = 8,
@@ -177,16 +286,76 @@ def ablate(
     resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """What closing gates or flattening routes costs, in nats a token, paired by document.
+    """What closing gates, changing routes or removing sublayers from reads does to the loss.
 
-    Damage is not usefulness: a model trained with a part also leans on it.
+    In nats a token, paired by document, with the KL divergence of the next-token distribution and
+    the share of changed predictions. Damage is not usefulness: a model trained with a part also
+    leans on it.
     """
     options = slice_options(split, batch_size, max_tokens, max_documents, resume)
+    options |= {"by": by, "tagger": tagger, "adjustment": adjustment}
     if kind:
         options["kinds"] = tuple(kind)
     if scope:
         options["scope"] = tuple(scope)
     analyse("ablate", checkpoint, data, out, as_json, value_residual, device, options)
+
+
+@app.command()
+def attribute(
+    checkpoint: Checkpoint,
+    data: Data,
+    exact: Annotated[
+        str,
+        typer.Option(
+            help="What is removed one by one beside the first-order screen: all, deciles (those "
+            "that it puts first and last) or none."
+        ),
+    ] = "all",
+    adjustment: Annotated[
+        str, typer.Option(help="Of the tests over a grid: max_t or benjamini_hochberg.")
+    ] = "max_t",
+    split: Split = "test",
+    out: Out = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = None,
+    max_documents: MaxDocuments = None,
+    value_residual: Values = None,
+    device: Device = "cpu",
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Mass versus cause: the weight of every head and source beside what removing it costs."""
+    options = slice_options(split, batch_size, max_tokens, max_documents, resume)
+    options |= {"exact": exact, "adjustment": adjustment}
+    analyse("attribute", checkpoint, data, out, as_json, value_residual, device, options)
+
+
+@app.command()
+def circuits(
+    checkpoint: Checkpoint,
+    data: Data,
+    n_induction: Annotated[
+        int, typer.Option(help="Random repeated sequences for the induction scores.")
+    ] = 64,
+    top_k: Annotated[int, typer.Option(help="Tokens and pairs named of each head.")] = 5,
+    split: Split = "test",
+    out: Out = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = None,
+    max_documents: MaxDocuments = None,
+    value_residual: Values = None,
+    device: Device = "cpu",
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each head takes from V_1: direct logit attribution, OV circuit, induction.
+
+    Models with a value residual, on any depth stream.
+    """
+    options = slice_options(split, batch_size, max_tokens, max_documents, resume)
+    options |= {"n_induction": n_induction, "top_k": top_k}
+    analyse("circuits", checkpoint, data, out, as_json, value_residual, device, options)
 
 
 @app.command()
@@ -211,7 +380,11 @@ def compare(
     resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Paired differences between trained arms: per seed, their mean and a t interval."""
+    """Paired differences between trained arms: per seed, their mean, and every interval of it.
+
+    Student's t over seeds always; from five seeds on, bootstraps over seeds, and over seeds and
+    documents. A sign test, the noise floor, and the difference along training.
+    """
     import satlens
     from satlens.display import progress_bar
 
@@ -232,3 +405,28 @@ def compare(
             **slice_options(split, batch_size, max_tokens, max_documents, resume),
         )
     deliver(result, out, as_json)
+
+
+@app.command()
+def controls(
+    full: Annotated[
+        bool, typer.Option(help="Several minutes: more draws, and models that learn recall.")
+    ] = False,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether the analyses return what was planted in models whose numbers are known.
+
+    Needs no checkpoint and no data; about a minute. The exit status is 1 if any number is missed.
+    """
+    import satlens
+    from satlens.display import progress_bar
+
+    with progress_bar(quiet=as_json) as progress:
+        result = satlens.controls(full=full, progress=progress)
+    deliver(result, out, as_json)
+    failed = result.summary["failed"]
+    if failed:
+        raise AnalysisError(
+            f"controls: {len(failed)} of {len(result.table)} checks failed: {failed[0]}"
+        )

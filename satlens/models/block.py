@@ -49,9 +49,14 @@ class Block(nn.Module):
         cfg: the model.
         layer: number of the layer, from 0.
         attention_norms: names of the norms of its attention read.
+
+    Attributes:
+        swapped_roles: where queries and keys have a route and values another over the same
+            sources, each reads by that of the other. The routes' hook points have to be hooked.
     """
 
     ln1: RMSNorm
+    swapped_roles: bool = False
 
     def __init__(
         self, cfg: ModelConfig, layer: int, attention_norms: Sequence[str] = ("ln1",)
@@ -135,6 +140,11 @@ class DepthStream:
     def unfolded_from(cls, cfg: ModelConfig) -> list[str]:
         """Hook points whose activations :meth:`unfold` needs: by default those of the sites."""
         return [site.hook for site in cls.sites(cfg)]
+
+    @staticmethod
+    def unfolds_by_channel(cfg: ModelConfig) -> bool:
+        """Whether coefficients of :meth:`unfold` differ between channels: (B, T, M, D)."""
+        return False
 
     @staticmethod
     def unfold(model: Any, recorded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -156,7 +156,7 @@ class KVCache:
         if self._length:
             self._check_continues(model, tokens, dtype, hooks)
         told = documents is not None or padding is not None
-        documents = self._all_documents(tokens, documents, padding)
+        documents = self.all_documents(tokens, documents, padding)
         self._make_room(model.cfg, tokens, dtype)
         yield documents
         self._documents = documents
@@ -193,10 +193,13 @@ class KVCache:
                 "begun; begin a new one, or mark hooks that only look with satlens.hooks.ReadOnly"
             )
 
-    def _all_documents(
+    def all_documents(
         self, tokens: Tensor, new: Tensor | None, padding: Tensor | None
     ) -> Tensor | None:
-        """Ids of the positions held and of the new ones; None if all are of one document."""
+        """(B, S) ids of the positions held and of new ones; None if all are of one document.
+
+        Arguments and errors are those of :meth:`reading`.
+        """
         held = self._documents
         if self._length and held is None and new is not None:
             raise DataError("documents: this cache was begun without, so earlier tokens have none")

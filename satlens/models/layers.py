@@ -7,6 +7,7 @@ hookable form computes, in the same order, so that hooking changes no bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +29,28 @@ def is_hooked(*points: HookPoint) -> bool:
     )
 
 
+class ReadOnly:
+    """A hook that only looks: what ``look`` returns is dropped.
+
+    It may come and go while a cache is in use, where other hooks have to stay, and is shown tensors
+    of which other hooks would get a copy: what it keeps beyond a pass it must not write to.
+    """
+
+    def __init__(self, look: Callable[..., Any]) -> None:
+        self.look = look
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.look(*args, **kwargs)
+
+
+def is_only_looked_at(point: HookPoint) -> bool:
+    """Whether no hook of a point can change what it shows."""
+    if point._forward_pre_hooks or point._backward_hooks or point._backward_pre_hooks:
+        return False
+    looks = {h.hook.id for h in point.fwd_hooks if isinstance(h.user_hook, ReadOnly)}
+    return all(key in looks for key in point._forward_hooks)
+
+
 def visit(point: HookPoint, shown: Tensor) -> tuple[Tensor, bool]:
     """What a hook point leaves of a tensor, and whether that must be used in its place.
 
@@ -43,7 +66,18 @@ def visit(point: HookPoint, shown: Tensor) -> tuple[Tensor, bool]:
 
 def isolated(point: HookPoint, x: Tensor) -> Tensor:
     """Visit a hook point with a copy, where ``x`` has other readers an in-place edit must spare."""
-    return point(x.clone()) if is_hooked(point) else x
+    return point(spared(point, x)) if is_hooked(point) else x
+
+
+def spared(point: HookPoint, x: Tensor) -> Tensor:
+    """What to show a hook point of ``x``, which has other readers: a copy if it may be changed.
+
+    A tensor in a graph is copied even where hooks only look: gradients of what they see are those
+    of this reader alone.
+    """
+    if not is_hooked(point) or (is_only_looked_at(point) and not x.requires_grad):
+        return x
+    return x.clone()
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:

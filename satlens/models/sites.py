@@ -7,6 +7,14 @@ from typing import Literal
 
 SourceKind = Literal["embedding", "block", "partial", "cumulative", "stream", "v_first"]
 EMBEDDING_INDEX = -1
+_FAMILIES: dict[SourceKind, str] = {
+    "embedding": "embedding",
+    "block": "blocks",
+    "partial": "partial",
+    "cumulative": "states",
+    "stream": "streams",
+    "v_first": "v_first",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +42,12 @@ class Source:
         if self.first is None or self.last is None:
             return ()
         return tuple(range(self.first, self.last + 1))
+
+    @property
+    def family(self) -> str:
+        """What sources of its kind are called together: embedding, blocks, partial, states,
+        streams or v_first."""
+        return _FAMILIES[self.kind]
 
     @property
     def label(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from satlens.models.layers import at_least_fp32
 from satlens.models.reads import component_hooks
 from satlens.models.sites import AccessSite, Source
 
@@ -29,9 +30,12 @@ def source_points(source: Source, n_layers: int) -> list[str]:
 
 
 def source_state(source: Source, recorded: Mapping[str, Tensor], n_layers: int) -> Tensor:
-    """A source, (B, T, D) in float64."""
-    points = source_points(source, n_layers)
-    return torch.stack([recorded[point].double() for point in points]).sum(0)
+    """A source, (B, T, D) in at least fp32."""
+    first, *others = source_points(source, n_layers)
+    state = at_least_fp32(recorded[first])
+    for point in others:
+        state = state + recorded[point]
+    return state
 
 
 def norms_of(
@@ -43,5 +47,5 @@ def norms_of(
         for source in site.sources:
             if source not in known:
                 state = source_state(source, recorded, n_layers)
-                known[source] = torch.linalg.vector_norm(state, dim=-1)
+                known[source] = torch.linalg.vector_norm(state, dim=-1).double()
         yield site.hook, torch.stack([known[source] for source in site.sources], -1)

@@ -362,8 +362,8 @@ def _layer_ticks(ax: Axes, labels: list[Any]) -> None:
     ax.set_ylabel("layer")
 
 
-def colour_bar(ax: Axes | list[Axes], mappable: Any, label: str, aspect: float = 22) -> None:
-    """A thin colour bar beside ``ax``."""
+def colour_bar(ax: Axes | list[Axes], mappable: Any, label: str, aspect: float = 22) -> Any:
+    """A thin colour bar beside ``ax``, returned."""
     first = ax[0] if isinstance(ax, list) else ax
     bar = first.figure.colorbar(mappable, ax=ax, shrink=0.9, aspect=aspect, pad=0.02)
     bar.set_label(label)
@@ -371,3 +371,4 @@ def colour_bar(ax: Axes | list[Axes], mappable: Any, label: str, aspect: float =
     bar.ax.tick_params(length=2, colors=MUTED, labelcolor=INK)
     bar.locator = MaxNLocator(5)
     bar.update_ticks()
+    return bar

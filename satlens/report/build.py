@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from satlens.report import caveats, words
+from satlens.report.claims import claims
 from satlens.report.collect import Run, collect
 from satlens.report.effects import Finding, listed
 from satlens.report.page import Provenance, Section, render
 from satlens.report.sections import (
     ablation_section,
     arms_section,
+    attribution_section,
     categories_section,
+    circuits_section,
+    claims_section,
     divergence_section,
     routes_section,
     sparsity_section,
+    trajectory_sections,
 )
 
 REPORT = "report.html"
@@ -24,7 +29,7 @@ _MODEL_FIELDS = ("n_layers", "d_model", "n_heads", "n_ctx")
 
 
 def build_report(run_dir: str | Path) -> Path:
-    """Write ``report.html`` into a run directory and return its path.
+    """Write ``report.html`` and ``results/claims.*`` into a run directory; the page's path.
 
     The page says in words what the tables hold, shows their figures and links to their files. It
     is one file that loads nothing. What is missing or damaged is named on the page.
@@ -33,13 +38,19 @@ def build_report(run_dir: str | Path) -> Path:
         DataError: no such directory, or nothing in it to report.
     """
     run = collect(run_dir)
+    claimed = claims(run)
+    claimed.save(run.root / "results", figures=False)
     sections = [
+        claims_section(run, claimed),
         arms_section(run),
         sparsity_section(run),
         routes_section(run),
         categories_section(run),
         divergence_section(run),
         ablation_section(run),
+        attribution_section(run),
+        circuits_section(run),
+        *trajectory_sections(run),
     ]
     sections = [section for section in sections if section is not None]
     sizes = {arm: run.n_parameters(arm) for arm in run.arms}

@@ -118,6 +118,30 @@ ABLATION = [
 ]
 
 
+CLAIMS = _caveat(
+    "The papers publish no thresholds, so the statistics, margins and verdicts here are ours. A "
+    "claim that does not appear in models this small may hold at the papers' scale."
+)
+ATTRIBUTION = [
+    _caveat(
+        "Removing a source changes what all later layers compute, and the rest was trained with "
+        "it: cost is damage to this model, not what the source would be worth to another."
+    ),
+    _caveat(
+        "What one backward pass predicts holds for small changes; its agreement with exact removal "
+        "is measured, not assumed."
+    ),
+    _INTERVALS,
+]
+CIRCUITS = [
+    _caveat(
+        "Direct attribution holds the final norm and the weights of every read fixed; what later "
+        "sublayers make of a head's output is not in it."
+    ),
+    _INTERVALS,
+]
+
+
 def arms(floor: float) -> list[Finding]:
     """``floor`` in nats a token is what two trainings differ by for no reason."""
     return [

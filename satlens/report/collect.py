@@ -19,6 +19,9 @@ CHECKPOINT_ANALYSES = (
     "categories",
     "divergence",
     "ablation",
+    "attribution",
+    "circuits",
+    *(f"trajectory_{name}" for name in ("sparsity", "routes", "categories", "divergence")),
 )
 STUDY_RESULTS = ("comparison", "curves")
 
@@ -136,7 +139,9 @@ def _on_disk(root: Path) -> list[tuple[str, int]]:
 
 def _load_checkpoint_results(run: Run, arm: str, seed: int) -> None:
     spec = run.recipe.get("arms", {}).get(arm, {})
-    expected = spec.get("analyses", ())
+    expected = set(spec.get("analyses", ()))
+    along = spec.get("options", {}).get("trajectory", {}).get("analyses", ())
+    expected |= {f"trajectory_{name}" for name in along if "trajectory" in expected}
     folder = run.root / "results" / f"{arm}-seed{seed}"
     for name in CHECKPOINT_ANALYSES:
         _load(run, folder, name, arm, seed, expected=name in expected)

@@ -10,6 +10,7 @@ from satlens.analysis.result import Result
 from satlens.analysis.stats import FEW_UNITS
 from satlens.plotting import figure_for
 from satlens.report import caveats, words
+from satlens.report.claims import sentences as claim_sentences
 from satlens.report.collect import Run
 from satlens.report.effects import NOISE_FLOOR, Effect, Finding, Frame, capital, effect_of
 from satlens.report.page import Link, Part, Picture, Section, Table, picture, table
@@ -45,6 +46,18 @@ def arms_section(run: Run) -> Section | None:
         section.caveats.append(caveats.few_clusters(n_clusters, FEW_UNITS))
     if evaluated:
         part.tables.append(_losses(evaluated))
+    section.parts = [part]
+    return section
+
+
+def claims_section(run: Run, result: Result) -> Section | None:
+    """What of the papers' claims this study can confirm, deny or not decide."""
+    if not len(result.table):
+        return None
+    section = Section("claims", "Which claims of the papers appear at this scale?")
+    section.caveats = [caveats.CLAIMS]
+    part = Part(findings=claim_sentences(result))
+    part.tables.append(_table(result, "results", "Claims and verdicts"))
     section.parts = [part]
     return section
 
@@ -99,7 +112,8 @@ def categories_section(run: Run) -> Section | None:
         who, tables = _who(arm, seed), contrasts(result)
         if not tables:
             return [Finding(f"{who}: no contrast of categories was computed.", "missing")]
-        return words.categories(tables[0], result.summary, who)
+        said = words.categories(tables[0], result.summary, who)
+        return said + words.drivers(result.summary, who)
 
     def headline(arm: str, results: dict[int, Result]) -> list[Finding]:
         tables = {seed: table for seed, r in results.items() for table in contrasts(r)}
@@ -152,6 +166,72 @@ def ablation_section(run: Run) -> Section | None:
         return found
 
     return _by_arm(run, "ablation", "Does it matter?", caveats.ABLATION, say, headline)
+
+
+def attribution_section(run: Run) -> Section | None:
+    """Whether the weight that something carries tells what removing it costs."""
+
+    def say(arm: str, seed: int, result: Result) -> list[Finding]:
+        return words.attribution(result.table, result.summary, _who(arm, seed))
+
+    def headline(arm: str, results: dict[int, Result]) -> list[Finding]:
+        found = []
+        kinds = dict.fromkeys(k for r in results.values() for k in r.summary.get("by_kind", {}))
+        for kind in kinds:
+            cells = {seed: r.summary["by_kind"].get(kind, {}) for seed, r in results.items()}
+            effects = {s: effect_of(c["mass_dnll"]) for s, c in cells.items() if "mass_dnll" in c}
+            found += words.across_seeds(
+                f"{arm}: the weight of a {kind}",
+                effects,
+                up="goes with the cost of removing it",
+                down="goes against the cost of removing it",
+                unit="rank correlation",
+            )
+        return found
+
+    title = "Does weight tell what matters?"
+    return _by_arm(run, "attribution", title, caveats.ATTRIBUTION, say, headline)
+
+
+def circuits_section(run: Run) -> Section | None:
+    """What the first layer's values carry to the heads that take them."""
+
+    def say(arm: str, seed: int, result: Result) -> list[Finding]:
+        return words.circuits(result.table, result.summary, _who(arm, seed))
+
+    def headline(arm: str, results: dict[int, Result]) -> list[Finding]:
+        effects = {seed: effect_of(r.summary["logit"]["v_first"]) for seed, r in results.items()}
+        return words.across_seeds(
+            f"{arm}: what heads take from V_1",
+            effects,
+            up="speaks directly for the next token",
+            down="speaks directly against the next token",
+            unit="nats of its logit",
+        )
+
+    title = "What do the first layer's values carry?"
+    return _by_arm(run, "circuits", title, caveats.CIRCUITS, say, headline)
+
+
+def trajectory_sections(run: Run) -> list[Section]:
+    """How access developed in training, a section an analysis that was repeated along it."""
+    return [
+        section
+        for analysis, title in _TRAJECTORIES.items()
+        if (section := _trajectory_section(run, f"trajectory_{analysis}", title)) is not None
+    ]
+
+
+_TRAJECTORIES = {
+    "sparsity": "How did access develop in training?",
+    "routes": "How did effective routes develop in training?",
+    "categories": "How did the preference for categories develop in training?",
+    "divergence": "How did the roles come apart in training?",
+}
+
+
+def _trajectory_section(run: Run, name: str, title: str) -> Section | None:
+    return _by_arm(run, name, title, [], lambda arm, seed, result: [], lambda arm, results: [])
 
 
 def _floor(run: Run) -> float:
@@ -316,6 +396,19 @@ CAPTIONS = {
     "ablation": (
         "Change in held-out loss when gates or routes are replaced, with 95 % intervals over "
         "documents; to the right of 0 is damage. Framed heads: adjusted p below 0.05."
+    ),
+    "attribution": (
+        "Weight carried against the cost of removing it, gates and routes apart, with 95 % "
+        "intervals over documents; labelled units are at least half of the ranks apart."
+    ),
+    "circuits": (
+        "Query heads by layer: direct attribution to the next token's logit of what a head takes "
+        "from V_1 and of the rest, copying of the V_1 circuit, and pattern scores with gates on "
+        "and off."
+    ),
+    **dict.fromkeys(
+        (f"trajectory_{name}" for name in ("sparsity", "routes", "categories", "divergence")),
+        "Along training tokens, a line a layer; 0 is the untrained model.",
     ),
     "output": "The last layer number of routes is the output read.",
     "comparison": (

@@ -1,7 +1,8 @@
-"""One thread: the models of these tests are too small to share."""
+"""One thread: the models of these tests are too small to share. One generator of numbers."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,3 +13,8 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240601)

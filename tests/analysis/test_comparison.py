@@ -10,8 +10,10 @@ from planted import documents, tiny
 from scipy import stats
 
 import satlens
-from satlens.analysis.comparison import compare, curves
+from satlens.analysis.comparison import compare
+from satlens.analysis.curves import curves
 from satlens.analysis.evaluation import evaluate
+from satlens.analysis.stats import hierarchical_interval, mean_interval
 from satlens.config import TrainConfig, to_dict
 from satlens.errors import AnalysisError, CheckpointError, ConfigError
 
@@ -83,6 +85,118 @@ def test_differences_are_those_of_separate_evaluations(runs, docs):
         assert "seeds<5" in row["flags"]
 
 
+@pytest.fixture(scope="module")
+def five(tmp_path_factory):
+    """Two arms over five seeds."""
+    root = tmp_path_factory.mktemp("five")
+    arms = ("transformer", "satformer")
+    return {arm: [run_folder(root, arm, seed, n_layers=2) for seed in range(5)] for arm in arms}
+
+
+@pytest.fixture(scope="module")
+def clustered():
+    """Twenty documents of ten authors."""
+    drawn = documents(range(5, 25), d_vocab=32)
+    return [doc._replace(cluster=f"author {k % 10}") for k, doc in enumerate(drawn)]
+
+
+@pytest.fixture(scope="module")
+def over_five(five, clustered):
+    return compare(five, clustered, n_resamples=499, seed=2)
+
+
+def changes_of(runs, docs):
+    """Summed losses (seeds, documents) of the second arm minus the first, and the tokens."""
+    tables = {
+        arm: [evaluate(satlens.load(f / "final"), docs, **FAST).table for f in folders]
+        for arm, folders in runs.items()
+    }
+    n = tables["transformer"][0]["n_tokens"].to_numpy()
+    sums = {arm: np.array([t["nll"] * n for t in found]) for arm, found in tables.items()}
+    return sums["satformer"] - sums["transformer"], n
+
+
+def test_five_seeds_have_every_interval(over_five, five, clustered):
+    row = over_five.table.iloc[0]
+    changes, n = changes_of(five, clustered)
+    seeds = changes.sum(1) / n.sum()
+    authors = np.arange(20) % 10
+    pooled = [np.bincount(authors, values) for values in (changes.mean(0), n)]
+    percentile = stats.bootstrap(
+        (seeds,), np.mean, n_resamples=499, method="percentile", rng=np.random.default_rng(2)
+    ).confidence_interval
+    options = {"n_resamples": 499, "seed": 2}
+    expected = {
+        "difference": stats.ttest_1samp(seeds, 0).confidence_interval(),
+        "difference_percentile": percentile,
+        "difference_hierarchical": hierarchical_interval(changes, np.tile(n, (5, 1)), **options),
+        "difference_documents": mean_interval(changes.mean(0), n, **options),
+        "difference_clusters": mean_interval(*pooled, **options),
+    }
+    for name, interval in expected.items():
+        assert row[name] == pytest.approx(seeds.mean(), abs=1e-12)
+        ends = row[f"{name}_low"], row[f"{name}_high"]
+        assert ends == pytest.approx((float(interval.low), float(interval.high)), rel=1e-6), name
+    assert row["sign_p"] == stats.binomtest(int((seeds > 0).sum()), 5).pvalue
+    assert "seeds<5" not in row["flags"]
+
+
+def test_intervals_name_how_they_were_made(over_five):
+    protocols = over_five.summary["intervals"]
+    assert protocols["difference"]["method"] == "Student t"
+    assert "percentile" in protocols["difference_percentile"]["method"]
+    assert protocols["difference_hierarchical"]["covers"] == "other seeds, other documents"
+    assert protocols["difference_hierarchical"]["units"] == "seeds and documents"
+    assert protocols["difference_clusters"]["units"] == "clusters of documents"
+    assert {p["units"] for n, p in protocols.items() if n in ("difference", "difference_bca")} == {
+        "seeds"
+    }
+
+
+def test_parameters_that_are_not_matched_are_noted(over_five, five):
+    row = over_five.table.iloc[0]
+    sizes = [
+        satlens.load(five[arm][0] / "final").n_parameters() for arm in ("satformer", "transformer")
+    ]
+    assert [row["parameters_first"], row["parameters_second"]] == sizes
+    more = f"satformer - transformer: the first has {sizes[0] / sizes[1] - 1:.2%} more parameters"
+    assert any(note.startswith(more) for note in over_five.notes)
+
+
+def test_differences_below_the_noise_floor_are_noted(five, clustered, monkeypatch):
+    monkeypatch.setattr("satlens.analysis.comparison.NOISE_FLOOR", 1e3)
+    result = compare(five, clustered, **FAST)
+    assert result.table["flags"].tolist() == ["below_noise_floor"]
+    assert any("below the noise floor of about 1000" in note for note in result.notes)
+
+
+def test_arms_are_compared_along_training(tmp_path, five, clustered):
+    arms = {arm: folders[:2] for arm, folders in five.items()}
+    late = []
+    for seed in range(2):
+        folder = run_folder(tmp_path, "satformer", seed, n_layers=2)
+        lines = [
+            {"kind": "eval", "step": k, "tokens": 64 * k, "val_loss": 4 - k - seed / (k + 1)}
+            for k in range(2, 40)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        late.append(folder)
+    result = compare({**arms, "satformer": late}, clustered, **FAST)
+    part = result.part("comparison_milestones").table
+    assert part["tokens"].tolist() == [128]  # the only one that both have logged
+    changes = np.array([2.0 - 3.5, 2 - 1 / 3 - 4.5])
+    interval = stats.ttest_1samp(changes, 0).confidence_interval()
+    row = part.iloc[0]
+    assert row["difference"] == pytest.approx(changes.mean())
+    assert (row["difference_low"], row["difference_high"]) == pytest.approx(tuple(interval))
+
+    again = compare({"late": late, "late too": late}, clustered, **FAST)
+    tokens = again.part("comparison_milestones").table["tokens"]
+    assert len(tokens) == 10
+    assert (tokens.iloc[0], tokens.iloc[-1]) == (128, 64 * 39)
+    assert (again.table["difference_high"] == 0).all()
+
+
 def test_curves_come_from_the_logs(runs, tmp_path):
     table = curves(runs).table
     assert len(table) == 3 * 3 * 2
@@ -109,7 +223,9 @@ def test_undeclared_differences_are_refused(tmp_path, runs, docs):
     arms = {"transformer": runs["transformer"][:1], "satformer": [faster]}
     with pytest.raises(ConfigError, match="lr"):
         compare(arms, docs)
-    assert len(compare(arms, docs, allow=("lr",), **FAST).table) == 1
+    result = compare(arms, docs, allow=("lr",), **FAST)
+    assert len(result.table) == 1
+    assert result.summary["declared"] == ["value_residual", "stream", "lr"]
 
 
 def test_bad_sets_of_runs(tmp_path, runs, docs):

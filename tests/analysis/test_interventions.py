@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-import numpy as np
+import json
+from functools import cache
+
 import pytest
 import torch
 from planted import documents, tiny
 
-from satlens.analysis.evaluation import evaluate
+from satlens.analysis.donors import fit_donors
 from satlens.analysis.interventions import (
+    FreezeGate,
     MeanGate,
     OpenGate,
+    ResampleGate,
     ScaleGate,
     ShuffleGate,
     ZeroGate,
     intervene,
 )
+from satlens.analysis.kinds import GATE_KINDS, ROUTE_KINDS
 from satlens.analysis.means import fit_means
-from satlens.analysis.route_interventions import MeanRoute, TieValueRoute, UniformRoute, ZeroRoute
+from satlens.analysis.removal import RemoveSublayer
+from satlens.analysis.route_interventions import (
+    MaskRoute,
+    MeanRoute,
+    OneHotRoute,
+    ResampleRoute,
+    SwapRoutes,
+    TieValueRoute,
+    UniformRoute,
+    ZeroRoute,
+)
 from satlens.errors import AnalysisError, HookError
+from satlens.hooks import ReadOnly
+from satlens.models.cache import KVCache
 
 TOKENS = torch.randint(0, 32, (3, 16), generator=torch.Generator().manual_seed(0))
 
@@ -57,28 +74,6 @@ def test_zero_gate_works_on_static_gates():
         assert torch.equal(logits(model, ZeroGate()), expected(TOKENS))
 
 
-def test_tied_value_route_is_the_tied_control():
-    """In fp64: one product of both roles and one for each are rounded differently."""
-    model = tiny("rd-attnres").double()
-    with torch.no_grad():
-        expected = same_weights(model, "rd-attnres-tied")(TOKENS)
-    tied = logits(model, TieValueRoute())
-    torch.testing.assert_close(tied, expected, rtol=1e-12, atol=1e-12)
-    assert (tied - logits(model)).abs().max() > 1e-3
-
-
-def test_uniform_routes_are_the_untrained_routes():
-    model = tiny("rd-attnres")
-    zeroed = tiny("rd-attnres")
-    zeroed.load_state_dict(model.state_dict())
-    for name, parameter in zeroed.named_parameters():
-        if "query" in name:
-            parameter.data.zero_()
-    with torch.no_grad():
-        expected = zeroed(TOKENS)
-    torch.testing.assert_close(logits(model, UniformRoute()), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_scale_and_open():
     model = tiny("satformer")
     assert torch.equal(logits(model, ScaleGate(factor=1.0)), logits(model))
@@ -111,19 +106,6 @@ def test_only_the_named_layer_and_head_differ(make):
         assert torch.equal(clean[name], edited[name]), name
     mixed = "blocks.2.attn.hook_v_mixed"
     assert torch.equal(clean[mixed][:, :, 0], edited[mixed][:, :, 0])
-
-
-def test_only_the_named_role_differs():
-    model = tiny("rd-attnres")
-    with torch.no_grad():
-        _, clean = model.run_with_cache(TOKENS)
-        with intervene(model, UniformRoute(layer=1, role="v")):
-            _, edited = model.run_with_cache(TOKENS)
-    assert torch.equal(clean["blocks.1.hook_route_qk"], edited["blocks.1.hook_route_qk"])
-    assert torch.equal(clean["blocks.1.attn.hook_pattern"], edited["blocks.1.attn.hook_pattern"])
-    changed = edited["blocks.1.hook_route_v"]
-    assert torch.equal(changed, torch.full_like(changed, 1 / changed.shape[-1]))
-    assert not torch.equal(clean["blocks.1.attn.hook_v"], edited["blocks.1.attn.hook_v"])
 
 
 @pytest.mark.parametrize(
@@ -161,21 +143,197 @@ def test_a_model_without_such_sites_is_refused(name, intervention):
         pytest.fail("entered")
 
 
-@pytest.mark.parametrize("name", ["satformer", "rd-attnres"])
-def test_nothing_is_left_after_an_exception(name):
-    model = tiny(name)
-    before = logits(model)
-    one = ZeroGate() if name == "satformer" else UniformRoute()
+# -- every kind ------------------------------------------------------------------------------------
 
-    def broken():
+
+@cache
+def both():
+    """A model with gates and routes of two roles, in fp64, and what is fitted for it."""
+    model = tiny("rd-attnres", value_residual="satformer").double()
+    pool = documents(d_vocab=32, seed=9)
+    means, by_position = fit_means(model, pool), fit_means(model, pool, per="position")
+    donors = fit_donors(model, pool)
+    return model, means, by_position, donors
+
+
+EVERY = {
+    "zero": lambda m, p, d: ZeroGate(layer=1),
+    "open": lambda m, p, d: OpenGate(value=2.0, head=1),
+    "scale": lambda m, p, d: ScaleGate(factor=-1.0),
+    "mean": lambda m, p, d: MeanGate(means=m, head=0),
+    "mean by position": lambda m, p, d: MeanGate(means=p),
+    "freeze": lambda m, p, d: FreezeGate(values=m, layer=2),
+    "resample": lambda m, p, d: ResampleGate(donors=d, seed=5, head=1),
+    "shuffle": lambda m, p, d: ShuffleGate(seed=1),
+    "uniform route": lambda m, p, d: UniformRoute(role="qk"),
+    "mean route": lambda m, p, d: MeanRoute(means=m),
+    "mean route by position": lambda m, p, d: MeanRoute(means=p, sublayer="attn"),
+    "mask": lambda m, p, d: MaskRoute(family="embedding"),
+    "resample route": lambda m, p, d: ResampleRoute(donors=d),
+    "tie": lambda m, p, d: TieValueRoute(),
+    "swap": lambda m, p, d: SwapRoutes(layer=[1, 2]),
+    "onehot": lambda m, p, d: OneHotRoute(source=-1, layer=2),
+    "remove": lambda m, p, d: RemoveSublayer(component="L0.mlp", role="v"),
+}
+CAUSAL = [kind for kind in EVERY if kind != "shuffle"]
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_nothing_is_left_after_an_exception(kind):
+    """Raised by the caller, by a hook in the middle of a pass, or while installing."""
+    model, *fitted = both()
+    before, one = logits(model), EVERY[kind](*fitted)
+
+    def fail(tensor, hook):
+        raise RuntimeError("in the middle")
+
+    def by_caller():
         with intervene(model, one):
-            model(TOKENS)
-            raise RuntimeError("in the middle")
+            assert installed(model)
+            fail(None, None)
 
-    with pytest.raises(RuntimeError, match="in the middle"):
-        broken()
+    def by_a_hook():
+        failing = [("blocks.1.hook_mlp_read", ReadOnly(fail))]
+        with intervene(model, one), model.hooks(failing):
+            logits(model)
+
+    for raising in (by_caller, by_a_hook):
+        with pytest.raises(RuntimeError, match="in the middle"):
+            raising()
+        assert not installed(model)
+        assert torch.equal(logits(model), before)
+    with pytest.raises(HookError), intervene(model, one, ZeroGate(layer=9)):
+        pytest.fail("entered")
     assert not installed(model)
     assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_an_intervention_says_what_it_is(kind):
+    """As JSON, equal when made again, different from the others."""
+    _, *fitted = both()
+    said = json.dumps(EVERY[kind](*fitted).identity, sort_keys=True)
+    assert said == json.dumps(EVERY[kind](*fitted).identity, sort_keys=True)
+    others = [json.dumps(make(*fitted).identity, sort_keys=True) for make in EVERY.values()]
+    assert others.count(said) == 1
+    assert len(said) < 5000
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_passes_with_a_cache_are_one_full_pass(kind):
+    """Also behind padding on the left, and when the same intervention is installed anew."""
+    model, *fitted = both()
+    mask = torch.ones_like(TOKENS)
+    mask[1, :3] = 0
+    with torch.no_grad(), intervene(model, EVERY[kind](*fitted)):
+        full = model(TOKENS, attention_mask=mask)
+    assert (full - logits(model))[0].abs().max() > 1e-4
+    past, parts = KVCache(), []
+    for tokens, part in zip(
+        TOKENS.split([5, 1, 7, 3], 1), mask.split([5, 1, 7, 3], 1), strict=True
+    ):
+        with torch.no_grad(), intervene(model, EVERY[kind](*fitted)):
+            parts.append(model(tokens, attention_mask=part, past=past))
+    real = mask.bool()
+    assert (torch.cat(parts, 1) - full)[real].abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_generation_is_under_the_intervention(kind):
+    """Of texts of two lengths: the likeliest tokens of full passes."""
+    model, *fitted = both()
+    tokens, mask = TOKENS[:2, :6], torch.ones(2, 6, dtype=torch.int64)
+    mask[1, :2] = 0
+    with torch.no_grad(), intervene(model, EVERY[kind](*fitted)):
+        found = model.generate(tokens, 8, attention_mask=mask)
+        expected = tokens
+        for _ in range(8):
+            longer = torch.nn.functional.pad(mask, (0, expected.shape[1] - 6), value=1)
+            newest = model(expected, attention_mask=longer)[:, -1].argmax(-1)
+            expected = torch.cat((expected, newest[:, None]), 1)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_rows_of_a_batch_do_not_matter_to_each_other(kind):
+    model, *fitted = both()
+    together = logits(model, EVERY[kind](*fitted))
+    with torch.no_grad(), intervene(model, EVERY[kind](*fitted)):
+        for row in range(3):
+            alone = model(TOKENS[row : row + 1])
+            torch.testing.assert_close(alone[0], together[row], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_gradients_pass_through_the_model_under_it(kind):
+    """A step along the gradient of the embedding changes the loss as it says."""
+    model, *fitted = both()
+    with intervene(model, EVERY[kind](*fitted)):
+        (gradient,) = torch.autograd.grad(model(TOKENS, return_type="loss"), [model.embed.weight])
+        h = 1e-6 / gradient.norm()
+        with torch.no_grad():
+            moved = []
+            for step in (h, -h):
+                model.embed.weight.add_(step * gradient)
+                moved.append(model(TOKENS, return_type="loss"))
+                model.embed.weight.sub_(step * gradient)
+    torch.testing.assert_close(
+        (moved[0] - moved[1]) / (2 * h), gradient.square().sum(), rtol=1e-4, atol=0
+    )
+
+
+def test_kinds_are_made_from_what_is_fitted():
+    model, means, by_position, donors = both()
+    given = {
+        "means": means,
+        "means_position": by_position,
+        "means_category": means,
+        "tags": None,
+        "donors": donors,
+        "static": means,
+        "seed": 3,
+    }
+    rest = {"mask": {"source": 0}, "onehot": {"source": 0}, "remove": {"component": "embed"}}
+    for kinds, target in ((GATE_KINDS, "gate"), (ROUTE_KINDS, "route")):
+        for name, kind in kinds.items():
+            one = kind.maker(given)(layer=2, **(rest.get(name, {}) if target == "route" else {}))
+            assert one.kind == target
+            assert one.layer == 2
+            sites = kind.sites(model)
+            assert {site.kind for site in sites} <= {target}
+            assert bool(sites) == ((target, name) not in {("route", "zero"), ("route", "remove")})
+    assert GATE_KINDS["resample"].maker(given)().seed == 3
+    assert not ROUTE_KINDS["swap"].sites(tiny("attnres"))
+    assert not ROUTE_KINDS["mean"].sites(tiny("denseformer"))
+    assert GATE_KINDS["optimal"].sites(tiny("resformer"))
+
+
+# -- beside other hooks ----------------------------------------------------------------------------
+
+
+def test_hooks_run_before_or_after_by_when_they_were_added():
+    """Those that were there act first, those added inside see and change what is left."""
+    model, hook = tiny("satformer"), "blocks.1.attn.hook_v_gate"
+    order = []
+
+    def note(name, factor):
+        def look(x, hook):
+            order.append((name, float(x.detach().flatten()[0])))
+            return x * 0 + factor
+
+        return look
+
+    model.add_hook(hook, note("before", 3.0))
+    try:
+        with intervene(model, ScaleGate(factor=2.0, layer=1), ScaleGate(factor=5.0, layer=1)):
+            with intervene(model, ScaleGate(factor=0.5, layer=1)):
+                model.run_with_hooks(TOKENS, fwd_hooks=[(hook, note("inside", 7.0))])
+            _, seen = model.run_with_cache(TOKENS, names_filter=hook)
+    finally:
+        model.reset_hooks()
+    assert [name for name, _ in order] == ["before", "inside", "before"]
+    assert order[1][1] == 3.0 * 2 * 5 * 0.5
+    assert (seen[hook] == 30).all()
 
 
 def test_a_hook_of_the_user_survives_and_sees_the_intervention():
@@ -195,89 +353,6 @@ def test_several_apply_in_order():
     assert torch.equal(
         logits(model, ZeroGate(), OpenGate(value=0.5)), logits(model, OpenGate(value=0.5))
     )
-
-
-def test_shuffle_permutes_real_tokens_within_a_context():
-    model = tiny("satformer")
-    documents = torch.zeros_like(TOKENS)
-    documents[0, 10:] = -1
-    hook = "blocks.1.attn.hook_v_gate"
-    with torch.no_grad():
-        _, clean = model.run_with_cache(TOKENS, names_filter=hook, documents=documents)
-        with intervene(model, ShuffleGate(seed=1)):
-            _, edited = model.run_with_cache(TOKENS, names_filter=hook, documents=documents)
-    assert torch.equal(clean[hook][0, 10:], edited[hook][0, 10:])
-    for row, n in ((0, 10), (1, 16)):
-        before, after = clean[hook][row, :n], edited[hook][row, :n]
-        assert not torch.equal(before, after)
-        assert torch.equal(before.sort(0).values, after.sort(0).values)
-        # Heads move together.
-        pairs = {tuple(p) for p in before.tolist()}
-        assert {tuple(p) for p in after.tolist()} == pairs
-
-
-def test_shuffle_depends_on_seed_and_content_alone():
-    model, docs = tiny("satformer"), documents(d_vocab=32)
-    scores = {}
-    for batch_size in (1, 4, 64):
-        with intervene(model, ShuffleGate(seed=1)):
-            result = evaluate(model, docs, batch_size=batch_size, n_resamples=99)
-        scores[batch_size] = result.table["nll"].to_numpy()
-    np.testing.assert_allclose(scores[1], scores[4], rtol=1e-5)
-    np.testing.assert_allclose(scores[1], scores[64], rtol=1e-5)
-    with intervene(model, ShuffleGate(seed=2)):
-        other = evaluate(model, docs, n_resamples=99).table["nll"].to_numpy()
-    assert np.abs(scores[1] - other).max() > 1e-4
-
-
-def test_shuffle_is_the_same_inside_and_outside_of_an_analysis():
-    model, docs = tiny("satformer"), documents(d_vocab=32, lengths=(11,) * 8)
-    with intervene(model, ShuffleGate(seed=1)):
-        inside = evaluate(model, docs, n_resamples=99).table["nll"].to_numpy()
-        rows = torch.from_numpy(np.stack([d.tokens for d in docs]))
-        with torch.no_grad():
-            outside = model(
-                rows[:, :-1], return_type="loss", targets=rows[:, 1:], loss_per_token=True
-            )
-    np.testing.assert_allclose(inside, outside.mean(1), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("satformer", "resformer", "attnres", "rd-attnres"),
-        *("denseformer", "muddformer", "hyperconnections"),
-    ],
-)
-def test_means_are_those_of_the_cache(name):
-    model, docs = tiny(name), documents(d_vocab=32)
-    means = fit_means(model, docs)
-    total, n = {site.hook: 0.0 for site in model.sites}, 0
-    for document in docs:
-        for start in range(0, len(document.tokens) - 1, 16):
-            piece = torch.from_numpy(document.tokens[start : start + 17][:-1])[None]
-            with torch.no_grad():
-                _, cache = model.run_with_cache(piece, names_filter=list(total))
-            n += piece.shape[1]
-            for hook in total:
-                total[hook] = total[hook] + cache[hook][0].double().sum(0).numpy()
-    for hook, mean in means.items():
-        np.testing.assert_allclose(mean, total[hook] / n, rtol=1e-5, err_msg=hook)
-
-
-def test_mean_interventions_put_the_means_there():
-    gates, routes = tiny("satformer"), tiny("rd-attnres")
-    for model, make, hook in (
-        (gates, MeanGate, "blocks.2.attn.hook_v_gate"),
-        (routes, MeanRoute, "blocks.2.hook_route_mlp"),
-    ):
-        means = fit_means(model, documents(d_vocab=32))
-        with torch.no_grad(), intervene(model, make(means=means)):
-            _, cache = model.run_with_cache(TOKENS, names_filter=hook)
-        expected = torch.from_numpy(means[hook]).float().expand_as(cache[hook])
-        assert torch.equal(cache[hook], expected)
-    with pytest.raises(AnalysisError, match="nothing for blocks"):
-        logits(gates, MeanGate(means={}))
 
 
 def test_an_intervention_composes_with_both_kinds_of_sites():

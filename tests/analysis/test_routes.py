@@ -7,7 +7,7 @@ import pytest
 import torch
 from planted import documents, tiny
 
-import satlens.analysis.effective as effective
+from satlens.analysis import effective, rows
 from satlens.analysis.effective import EffectiveRoutes
 from satlens.analysis.inputs import open_windows
 from satlens.analysis.interventions import intervene
@@ -174,6 +174,35 @@ def test_a_read_that_is_edited_is_refused(docs, name):
         routes(model, docs, **FAST)
 
 
+@pytest.mark.parametrize("name", ["rd-attnres", "muddformer-prepost"])
+def test_an_edit_of_one_token_is_seen(docs, name):
+    """With hooks on the model every token is checked, without them one position in 64."""
+    model = tiny(name)
+    (hook, *_) = [read.hook for read in reads_of(model.hook_dict, 3) if read.layer == 2]
+
+    def edit(x, hook):
+        x[-1, 9] *= 1.001
+
+    assert effective.EffectiveRoutes(model, 1).unfolder.checked.step == effective.CHECKED_EVERY
+    model.add_hook(hook, edit)
+    with pytest.raises(AnalysisError, match=hook.replace(".", r"\.")):
+        routes(model, docs, **FAST)
+
+
+def test_what_is_checked(docs):
+    """The error is relative to the root mean square of the reads that were checked."""
+    model = tiny("attnres")
+    windows = open_windows(model, docs)
+    reducer = EffectiveRoutes(model, n_groups(windows))
+    run(model, windows, [reducer])
+    n_windows = sum(-(-(len(d.tokens) - 1) // N_CTX) for d in docs if len(d.tokens) > 2)
+    n_short = sum((len(d.tokens) - 1) % N_CTX == 1 for d in docs)
+    assert (reducer.checks["n"][0] == n_windows - n_short).all()
+    errors = reducer.identity_errors()
+    assert (errors < 1e-6).all()
+    assert (errors > 0).any()
+
+
 def test_half_precision_is_measured_by_its_own_rounding(docs):
     result = routes(tiny("attnres").to(torch.bfloat16), docs, **FAST)
     identity = result.summary["identity"]
@@ -203,7 +232,7 @@ def test_tokens_without_a_value_are_counted(docs):
 def test_how_many_tokens_unfold_at_once_changes_nothing(docs, name, monkeypatch):
     options = {"baseline": False, "max_tokens_per_document": 14, **FAST}
     expected = routes(tiny(name), docs, **options).table
-    monkeypatch.setattr(effective, "UNFOLDED_BYTES", 200_000)
+    monkeypatch.setattr(rows, "SOME_BYTES", 200_000)
     found = routes(tiny(name), docs, **options).table
     for column in expected.select_dtypes("number"):
         a, b = (t[column].to_numpy(float) for t in (found, expected))
@@ -216,10 +245,12 @@ def test_fewer_windows_at_once_change_nothing(docs, name, monkeypatch):
     model = tiny(name)
     assert effective.windows_at_once(model, 8) == 8
     expected = routes(model, docs, baseline=False, **FAST).table
-    window = 4 * model.cfg.d_model * N_CTX * (7 + (16 if "mudd" in name else 7))
-    for most, rows in ((window * 3 - 1, 2), (1, 1)):
-        monkeypatch.setattr(effective, "CAPTURED_BYTES", most * model.dtype.itemsize // 4)
-        assert effective.windows_at_once(model, 8) == rows
+    # Whole components or those of one position, reads of one position, norms of components.
+    whole, reads = (7 * N_CTX, 16) if "mudd" in name else (7, 7)
+    window = 4 * ((whole + reads) * model.cfg.d_model + 7 * N_CTX)
+    for most, n_windows in ((window * 3 - 1, 2), (1, 1)):
+        monkeypatch.setattr(effective, "CAPTURED_BYTES", most)
+        assert effective.windows_at_once(model, 8) == n_windows
         assert effective.windows_at_once(model, 0) == 0
         found = routes(model, docs, baseline=False, **FAST).table
         for column in expected.select_dtypes("number"):
@@ -246,8 +277,10 @@ def test_parts_merge_to_the_same_bits(docs, name):
         run(model, windows, [part], first=index, step=2)
     for key, accumulator in parts[0].accumulators.items():
         accumulator.merge(parts[1].accumulators[key])
-    for key in ("coefficient", "share", "signed_share", "n", "effective", "read_squares"):
+    for key in ("coefficient", "share", "signed_share", "n", "effective", "negative"):
         assert np.array_equal(parts[0].sums[key], whole.sums[key]), key
+    for key in ("n", "squares"):
+        assert np.array_equal(parts[0].checks[key], whole.checks[key]), key
     assert np.array_equal(parts[0].identity_errors(), whole.identity_errors())
     assert np.array_equal(parts[0].per_channel, whole.per_channel)
 

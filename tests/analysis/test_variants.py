@@ -231,12 +231,14 @@ def test_checkpoints_of_other_blocks_and_streams_compare_over_sublayers(docs):
 
 
 def test_kinds_are_those_that_mean_something():
-    assert available_kinds(tiny("denseformer")) == ("uniform",)
-    assert available_kinds(tiny("muddformer")) == ("uniform", "mean")
-    assert available_kinds(tiny("muddformer-prepost")) == ("zero", "uniform", "mean")
-    assert available_kinds(tiny("hyperconnections")) == ("uniform", "mean")
-    assert available_kinds(tiny("hyperconnections-static")) == ("uniform",)
-    assert available_kinds(tiny("delta-attnres")) == ("zero", "uniform", "mean")
+    static = {"uniform", "mask", "onehot", "remove"}
+    of_tokens = static | {"mean", "mean_position", "mean_category", "resample"}
+    assert set(available_kinds(tiny("denseformer"))) == static
+    assert set(available_kinds(tiny("muddformer"))) == of_tokens
+    assert set(available_kinds(tiny("muddformer-prepost"))) == {"zero", *of_tokens}
+    assert set(available_kinds(tiny("hyperconnections"))) == of_tokens
+    assert set(available_kinds(tiny("hyperconnections-static"))) == static
+    assert set(available_kinds(tiny("delta-attnres"))) == {"zero", *of_tokens}
     with pytest.raises(AnalysisError, match="no routes that are added to a residual stream"):
         ZeroRoute().sites(tiny("muddformer"))
 

@@ -27,6 +27,36 @@ def static(table):
     return table.assign(flags="static", mean=-0.3)
 
 
+def trajectories(gates, routes, contrasts) -> dict:
+    effective = mock.effective_routes()
+    reads = {"trajectory_routes_reads": mock.along(mock.effective_reads(effective))}
+    shifts = {"trajectory_categories_contrasts": mock.along(contrasts)}
+    losses = {"0": {"nll": mock.cell(7.6)}, "9000": {"nll": {**mock.cell(5.0), "low": None}}}
+    signed = mock.signed_routes(mock.signed_route_weights("states"))
+    pairs = mock.along(mock.divergence())
+    return {
+        "gates over training": ("trajectory_sparsity", mock.along(gates), {}, {}),
+        "static gates over training": ("trajectory_sparsity", mock.along(static(gates)), {}, {}),
+        "routes over training": ("trajectory_sparsity", mock.along(routes), {}, {}),
+        "signed routes over training": ("trajectory_sparsity", mock.along(signed), {}, {}),
+        "the untrained model alone": ("trajectory_sparsity", mock.along(gates, (0,)), {}, {}),
+        "without milestones": ("trajectory_sparsity", mock.along(gates, (600,)), {}, {}),
+        "nothing over training": ("trajectory_sparsity", mock.along(gates).iloc[:0], {}, {}),
+        "effective routes over training": ("trajectory_routes", mock.along(effective), {}, reads),
+        "divergence over training": ("trajectory_divergence", pairs, {}, {}),
+        "contrasts over training": ("trajectory_categories", mock.along(gates), {}, shifts),
+        "categories without contrasts": ("trajectory_categories", mock.along(gates), {}, {}),
+        "circuits over training": ("trajectory_circuits", mock.along(mock.circuits()), {}, {}),
+        "losses over training": (
+            "trajectory_evaluation",
+            mock.along(mock.evaluation()[0]),
+            {"tokens_seen": [0, 9000], "checkpoints": losses},
+            {},
+        ),
+        "no losses": ("trajectory_evaluation", mock.along(mock.evaluation()[0]), {}, {}),
+    }
+
+
 def cases() -> dict:
     gates, weights = mock.gates(), mock.route_weights()
     routes, cells = mock.routes(weights), mock.gate_cells(8, 4)
@@ -87,6 +117,36 @@ def cases() -> dict:
             {"categories_contrasts": contrasts},
         ),
         "categories of reads": ("categories", mock.categories(read_cells), {}, {}),
+        "categories and drivers": (
+            "categories",
+            mock.categories(cells),
+            {},
+            {"categories_drivers": mock.drivers(cells)},
+        ),
+        "several breakdowns": (
+            "categories",
+            pd.concat([mock.categories(cells).assign(by="category"), mock.parts_of_speech(cells)]),
+            {},
+            {},
+        ),
+        "parts of speech of reads": ("categories", mock.parts_of_speech(read_cells), {}, {}),
+        "drivers": ("categories_drivers", mock.drivers(cells), {}, {}),
+        "drivers of 8 heads": ("categories_drivers", mock.drivers(mock.gate_cells(8, 8)), {}, {}),
+        "drivers of reads": ("categories_drivers", mock.drivers(read_cells), {}, {}),
+        "drivers without variance": (
+            "categories_drivers",
+            mock.drivers(cells).assign(r2=np.nan),
+            {},
+            {},
+        ),
+        "features": ("categories_sae", mock.features(), {}, {}),
+        "features without gates": (
+            "categories_sae",
+            mock.features(2).drop(columns=["layer", "mean"]),
+            {},
+            {},
+        ),
+        "contrasts of features": ("categories_sae_contrasts", contrasts, {}, {}),
         "contrasts": ("categories_contrasts", contrasts, {}, {}),
         "contrasts without intervals": ("categories_contrasts", no_intervals(contrasts), {}, {}),
         "contrasts of reads": (
@@ -120,12 +180,90 @@ def cases() -> dict:
         ),
         "ablation without intervals": ("ablation", no_intervals(mock.ablation(kinds)), {}, {}),
         "ablation of 32 x 32 heads": ("ablation", mock.ablation(kinds, 32, 32), {}, {}),
+        "ablation of sources": ("ablation", mock.ablation_of_sources(), {}, {}),
+        "ablation of one source": ("ablation", mock.ablation_of_sources(("embedding",)), {}, {}),
+        "ablation of streams": (
+            "ablation",
+            mock.ablation_of_sources(tuple(f"stream {k}" for k in range(4)), 24),
+            {},
+            {},
+        ),
+        "ablation of components": ("ablation", mock.ablation_of_components(), {}, {}),
+        "ablation of components by role": (
+            "ablation",
+            mock.ablation_of_components(4, ("q", "k", "v", "r")),
+            {},
+            {},
+        ),
+        "ablation of everything": (
+            "ablation",
+            pd.concat(
+                [
+                    mock.ablation(kinds),
+                    mock.ablation(kinds, target="route"),
+                    mock.ablation_of_sources(),
+                    mock.ablation_of_components(),
+                ]
+            ),
+            {},
+            {},
+        ),
+        "ablation by category": (
+            "ablation_categories",
+            mock.ablation_by_category(mock.ablation(kinds)),
+            {},
+            {},
+        ),
+        "ablation of layers by category": (
+            "ablation_categories",
+            mock.ablation_by_category(mock.ablation(kinds).query("scope == 'layer'")),
+            {},
+            {},
+        ),
+        "ablation of heads by category": (
+            "ablation_categories",
+            mock.ablation_by_category(mock.ablation(kinds).query("scope == 'head'")),
+            {},
+            {},
+        ),
+        "mass and cost": ("attribution", mock.attribution(), mock.attribution_summary(), {}),
+        "mass and cost of both kinds": (
+            "attribution",
+            pd.concat([mock.attribution(), mock.attribution("route")], ignore_index=True),
+            mock.attribution_summary("route"),
+            {},
+        ),
+        "mass and cost without intervals": (
+            "attribution",
+            no_intervals(mock.attribution()),
+            {},
+            {},
+        ),
+        "mass and screen": ("attribution", mock.attribution().assign(dnll=np.nan), {}, {}),
+        "mass and cost of nothing": (
+            "attribution",
+            mock.attribution().assign(dnll=0.0, attribution=0.0, fisher=0.0),
+            {},
+            {},
+        ),
+        "one unit": ("attribution", mock.attribution(n=1), {}, {}),
+        "circuits": ("circuits", mock.circuits(), {}, {}),
+        "circuits without intervals": ("circuits", no_intervals(mock.circuits()), {}, {}),
+        "circuits of one layer with V_1": ("circuits", mock.circuits(3, 1, 2), {}, {}),
+        "circuits of 32 x 32 heads": ("circuits", mock.circuits(32, 32), {}, {}),
+        "circuits without V_1": ("circuits", mock.circuits(2, 2, 2), {}, {}),
         "comparison": ("comparison", mock.comparison(pairs), {"noise_floor": 0.01}, {}),
         "comparison of one seed": ("comparison", mock.comparison({("a", "b"): (0.1,)}), {}, {}),
+        "controls": ("controls", mock.controls(), {}, {}),
+        "controls, some missed": ("controls", mock.controls(3), {}, {}),
+        "controls, all missed": ("controls", mock.controls(15), {}, {}),
+        "controls without intervals": ("controls", no_intervals(mock.controls()), {}, {}),
+        "no controls": ("controls", mock.controls().iloc[:0], {}, {}),
         "curves": ("curves", mock.curves(), {"reference": "transformer"}, {}),
         "one curve": ("curves", mock.curves(("satformer",), 1), {}, {}),
         "evaluation": ("evaluation", *evaluation, {}),
         "bench": ("bench", mock.bench(), {"noise_floor": [0.99, 1.0, 1.01]}, {}),
+        **trajectories(gates, routes, contrasts),
         "evaluation of one document": ("evaluation", mock.evaluation(n=1)[0], {}, {}),
     }
 

@@ -7,7 +7,9 @@ import torch
 
 import satlens
 from satlens.analysis.ablation import ablate
+from satlens.analysis.attribution import attribute
 from satlens.analysis.categories import categories
+from satlens.analysis.circuits import circuits
 from satlens.analysis.divergence import divergence
 from satlens.analysis.evaluation import evaluate
 from satlens.analysis.result import Result
@@ -69,13 +71,15 @@ def test_every_analysis_is_drawn_and_put_into_words(model) -> None:
     drawn(found)
     said = words.ablation(found.table, found.summary)
     assert said
-    assert set(words.ablation_effects(found.table)) <= {
+    effects = {(target, kind.split()[0]) for target, kind in words.ablation_effects(found.table)}
+    assert effects <= {
         ("gate", "zero"),
         ("gate", "mean"),
         ("gate", "shuffle"),
         ("route", "zero"),
         ("route", "uniform"),
         ("route", "mean"),
+        ("route", "mask"),
         ("route", "tie_v"),
     }
     assert not any("the intervention" in sentence for sentence in said)
@@ -114,3 +118,34 @@ def test_divergence_is_drawn_and_put_into_words(tokenizer) -> None:
     # Both routes start uniform, so nothing tells them apart.
     assert said[0].kind == "open"
     assert "are not told apart" in said[0]
+
+
+def test_drivers_are_put_into_words_with_their_sign(tokenizer) -> None:
+    model = satlens.build("satformer", n_layers=3, d_model=16, n_heads=2, d_vocab=300, n_ctx=32)
+    model.tokenizer = tokenizer
+    found = categories(model.eval(), TEXTS, tagger="wordlist", **OPTIONS)
+    (said,) = words.drivers(found.summary)
+    pooled = found.summary["drivers"]["pooled"]["gate"]
+    assert all(f"{cell['estimate']:.2f}".replace("-", "") in said for cell in pooled.values())
+    assert words.drivers({}) == []
+
+
+@pytest.mark.parametrize("model", VARIANTS[:4], indirect=True)
+def test_mass_and_cost_are_drawn_and_put_into_words(model) -> None:
+    found = attribute(model, TEXTS, **OPTIONS)
+    drawn(found)
+    said = words.attribution(found.table, found.summary)
+    kinds = {site.kind for site in model.sites}
+    assert sum("over" in sentence and "rank correlation" in sentence for sentence in said) >= len(
+        kinds
+    )
+    assert any(sentence.startswith("Predicted from one backward pass") for sentence in said)
+
+
+@pytest.mark.parametrize("model", VARIANTS[:2], indirect=True)
+def test_circuits_are_drawn_and_put_into_words(model) -> None:
+    found = circuits(model, TEXTS, n_induction=8, **OPTIONS)
+    assert picture_bytes(found.figure(), dpi=40)
+    said = words.circuits(found.table, found.summary)
+    assert said[0].startswith("model: V_1 has ")
+    assert "random tokens that repeat" in said[-1]

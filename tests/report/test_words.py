@@ -85,6 +85,17 @@ def test_other_documents_get_a_whole_sentence() -> None:
     )
 
 
+def test_five_seeds_have_intervals_over_seeds_and_documents_too() -> None:
+    table = mock.comparison({PAIR: (-0.05, -0.04, -0.06, -0.05, -0.045)})
+    for name, half in (("difference_percentile", 0.006), ("difference_hierarchical", 0.02)):
+        table = mock.with_ends(table.assign(**{name: -0.05}), name, half)
+    (finding,) = words.comparison(table, {})
+    assert (
+        f"Percentile bootstrap over seeds: 95 % interval [{MINUS}0.056, {MINUS}0.044]; over other "
+        f"seeds and other documents at once: 95 % interval [{MINUS}0.070, {MINUS}0.030]." in finding
+    )
+
+
 def test_one_seed_has_no_interval() -> None:
     finding = compared(-0.05)
     assert finding.kind == "direction"
@@ -557,3 +568,59 @@ def test_formats() -> None:
     assert (percent(0.9999), percent(1e-5), percent(1.0)) == ("> 99.9 %", "< 0.1 %", "100 %")
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert effect({"x": 1.0, "x_low": None}, "x").verdict == "no_interval"
+
+
+# -- mass and cause, circuits ----------------------------------------------------------------------
+
+
+def agreement(value: float, half: float) -> dict:
+    cell = {"estimate": value, "low": value - half, "high": value + half, "flags": ""}
+    keys = ("mass_dnll", "attribution_dnll", "fisher_dnll")
+    return {"by_kind": {"gate": {"n_removed": 12, **dict.fromkeys(keys, cell)}}}
+
+
+@pytest.mark.parametrize(
+    ("value", "says", "kind"),
+    [
+        (0.6, "what carries more weight costs more to remove", "found"),
+        (-0.6, "what carries more weight costs less to remove", "found"),
+        (0.1, "weight is not shown to go with the cost", "open"),
+    ],
+)
+def test_mass_and_cost_follow_their_correlation(value, says, kind):
+    table = pd.DataFrame({"kind": ["gate"], "flags": [""]})
+    first, *_ = words.attribution(table, agreement(value, 0.2))
+    assert says in first
+    assert first.kind == kind
+
+
+def test_units_that_disagree_are_named():
+    table = pd.DataFrame(
+        {
+            "kind": "gate",
+            "site": ["L1.attn.v", "L2.attn.v"],
+            "head": [0, 1],
+            "source": "V_1",
+            "mass": [0.9, 0.1],
+            "dnll": [0.0, 0.3],
+            "rank_difference": [0.8, -0.2],
+            "flags": ["disagrees", ""],
+        }
+    )
+    summary = agreement(0.1, 0.2)
+    summary["by_kind"]["gate"]["n_disagree"] = 1
+    (said,) = [s for s in words.attribution(table, summary) if "ranks apart" in s]
+    assert "L1.attn.v head 0 (weight 0.90, cost +0.000)" in said
+    assert "L2" not in said
+
+
+@pytest.mark.parametrize(("value", "kind"), [(0.1, "found"), (-0.1, "found"), (0.001, "open")])
+def test_what_v_1_says_follows_its_sign(value, kind):
+    table = mock.circuits(4, 2)
+    cell = {"estimate": value, "low": value - 0.02, "high": value + 0.02, "flags": ""}
+    share = {"estimate": 0.2, "low": 0.15, "high": 0.25, "flags": ""}
+    summary = {"share": share, "logit": {"v_first": cell}, "repetition": {"nll_gate_effect": cell}}
+    first, *_, last = words.circuits(table, summary)
+    sign = "+" if value > 0 else "\N{MINUS SIGN}"
+    assert f"adds {sign}{abs(value):.3f} to its logit" in first
+    assert (first.kind, last.kind) == (kind, kind)

@@ -30,6 +30,7 @@ from satlens.models.layers import (
     isolated,
     norm_pair,
     rms_scale,
+    spared,
     visit,
 )
 from satlens.models.sites import AccessSite
@@ -86,7 +87,10 @@ class DepthRead(nn.Module):
     def explicit_weights(self, state: AttnResState, roles: int = 1) -> Tensor:
         """Weights of the first R roles, (n, B, T, R), with the graph intact."""
         sources = state.sources
-        scales = tuple(rms_scale(s, self.eps) for s in sources)
+        if torch.is_grad_enabled():
+            scales = tuple(rms_scale(s, self.eps) for s in sources)
+        else:
+            scales = source_scales(state, self.eps)
         # Fewer sources than biases: the logit lens, whose blocks above are still to come.
         n = len(sources)
         bias = None if self.bias is None else at_least_fp32(self.bias[:roles, :n])
@@ -257,7 +261,12 @@ class RoleDecoupledBlock(DepthReadingBlock):
         return close_block(state, 2 * self.layer, self.block_size, scales[-1]), reads
 
     def _role_weights(self, state: AttnResState) -> tuple[Tensor, Tensor]:
-        """Weights of the qk and the v route, (n, B, T, 1) each, under the control."""
+        """Weights that queries and keys, and that values are read by, (n, B, T, 1) each."""
+        qk, v = self._controlled_weights(state)
+        return (v, qk) if self.swapped_roles else (qk, v)
+
+    def _controlled_weights(self, state: AttnResState) -> tuple[Tensor, Tensor]:
+        """Weights of the qk and the v route under the control."""
         if self.control == "tied":
             tied = self.attn_read.explicit_weights(state)
             return tied, tied
@@ -291,7 +300,7 @@ class RoleDecoupledBlock(DepthReadingBlock):
 
     @staticmethod
     def _visit_read(point: HookPoint, mixture: Tensor) -> tuple[Tensor, bool]:
-        return visit(point, mixture.clone() if is_hooked(point) else mixture)
+        return visit(point, spared(point, mixture))
 
 
 class AttnRes(DepthStream):

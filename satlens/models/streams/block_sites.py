@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from satlens.config import AttnResStream, DeltaStream, ModelConfig, RoleDecoupledStream
@@ -73,10 +74,14 @@ def unfolded(
     total = 1 + 2 * cfg.n_layers
     for site in sites:
         weights = recorded[site.hook].double() + (site.base == "residual")
-        coefficients = weights.new_zeros(*weights.shape[:-1], total)
-        for source, weight in zip(site.sources, weights.split(1, -1), strict=True):
-            coefficients[..., [m + 1 for m in source.sublayers]] = weight
-        yield _read_point(site), coefficients
+        # One more weight, zero, for the components above the read.
+        source_of = [len(site.sources)] * total
+        for index, source in enumerate(site.sources):
+            for m in source.sublayers:
+                source_of[m + 1] = index
+        padded = torch.nn.functional.pad(weights, (0, 1))
+        chosen = torch.tensor(source_of, device=padded.device)
+        yield _read_point(site), padded.index_select(-1, chosen)
     if sites[-1].sublayer != "out":
         yield "hook_out_read", weights.new_ones(1, 1, total)
 

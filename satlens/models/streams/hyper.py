@@ -267,11 +267,11 @@ class Hyper(DepthStream):
     ) -> Iterator[tuple[str, Tensor]]:
         """The streams that a sublayer reads, made again from what was added to them."""
         n_layers = model.cfg.n_layers
-        first, *outputs = (recorded[hook].double() for hook in component_hooks(n_layers))
+        first, *outputs = (at_least_fp32(recorded[hook]) for hook in component_hooks(n_layers))
         streams = first[..., None, :].expand(*first.shape[:-1], model.cfg.stream.n_streams, -1)
         for names, y in zip(_sublayers(n_layers), outputs, strict=True):
-            yield names.route, torch.linalg.vector_norm(streams, dim=-1)
-            alpha, beta = recorded[names.alpha].double(), recorded[names.beta].double()
+            yield names.route, torch.linalg.vector_norm(streams, dim=-1).double()
+            alpha, beta = recorded[names.alpha].to(y), recorded[names.beta].to(y)
             streams = alpha[..., 1:].mT @ streams + beta[..., None] * y[..., None, :]
 
 

@@ -58,7 +58,7 @@ def mix(
     """sum_i weights[i] s_i."""
     mixture = sources[0] * weights[0]
     for source, weight in zip(sources[1:], weights[1:], strict=True):
-        mixture = torch.addcmul(mixture, source, weight)
+        mixture.addcmul_(source, weight)
     return mixture
 
 

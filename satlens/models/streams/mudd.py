@@ -35,6 +35,7 @@ from satlens.models.layers import (
     is_hooked,
     isolated,
     rms_scale,
+    spared,
     visit,
 )
 from satlens.models.sites import AccessSite
@@ -179,7 +180,7 @@ class MuddBlock(Block):
         r = isolated(points[-1], embedding)
         reads, edited = [], []
         for point in points[:-1]:
-            read, changed = visit(point, embedding.clone() if is_hooked(point) else embedding)
+            read, changed = visit(point, spared(point, embedding))
             reads.append(read)
             edited.append(changed)
         norms = [getattr(self, name) for name in self.norms]
@@ -268,6 +269,12 @@ class Mudd(DepthStream):
         return names
 
     @staticmethod
+    def unfolds_by_channel(cfg: ModelConfig) -> bool:
+        """The weights of the norms around a mixture differ between channels."""
+        assert isinstance(cfg.stream, MuddStream)
+        return cfg.stream.pre_post_norm
+
+    @staticmethod
     def unfold(model: Any, recorded: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """A state is its layer's r read plus the layer's two outputs."""
         cfg = model.cfg
@@ -309,7 +316,7 @@ class Mudd(DepthStream):
                 normed = state * weight.to(state) / rms_scale(state, read.eps)
                 norms.append(torch.linalg.vector_norm(normed, dim=-1))
             for each in (site, *others):
-                yield each.hook, torch.stack(norms, -1)
+                yield each.hook, torch.stack(norms, -1).double()
 
 
 def _unfolded(

@@ -18,8 +18,11 @@ from satlens.report.words.ablation import (
     is_static,
 )
 from satlens.report.words.arms import Gain, comparison, difference_of, evaluation
+from satlens.report.words.attribution import attribution
 from satlens.report.words.categories import categories, categories_across
+from satlens.report.words.circuits import circuits
 from satlens.report.words.divergence import bound, divergence, divergence_across
+from satlens.report.words.drivers import drivers
 from satlens.report.words.routes import routes
 from satlens.report.words.seeds import across_seeds, missing
 from satlens.report.words.sparsity import sparsity, sparsity_effects
@@ -31,14 +34,17 @@ __all__ = [
     "ablation",
     "ablation_effects",
     "across_seeds",
+    "attribution",
     "bound",
     "categories",
     "categories_across",
+    "circuits",
     "comparison",
     "describe",
     "difference_of",
     "divergence",
     "divergence_across",
+    "drivers",
     "evaluation",
     "is_static",
     "missing",

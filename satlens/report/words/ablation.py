@@ -1,4 +1,4 @@
-"""Sentences about interventions: what replacing gates or routes costs, and where."""
+"""Sentences about interventions: what replacing gates, routes or reads costs, and where."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from satlens.report.effects import (
     effect,
     interval,
     listed,
+    percent,
     plain,
     signed,
 )
@@ -24,10 +25,19 @@ from satlens.report.words.arms import Gain
 _WHAT = {
     ("gate", "zero"): "setting every gate to zero",
     ("gate", "mean"): "replacing every gate by its head's mean over tokens",
+    ("gate", "mean_position"): "replacing every gate by its head's mean at each position",
+    ("gate", "mean_category"): "replacing every gate by its head's mean in each token category",
+    ("gate", "resample"): "taking every gate from the same position of another document",
     ("gate", "shuffle"): "permuting the gates among the tokens of a context",
+    ("gate", "optimal"): "giving every head the one value that minimises the loss",
+    ("gate", "open"): "setting every gate to one",
     ("route", "zero"): "taking nothing but the residual stream",
     ("route", "uniform"): "making every route uniform",
     ("route", "mean"): "replacing every route by its mean over tokens",
+    ("route", "mean_position"): "replacing every route by its mean at each position",
+    ("route", "mean_category"): "replacing every route by its mean in each token category",
+    ("route", "resample"): "taking every route from the same position of another document",
+    ("route", "swap"): "exchanging the routes of values and of queries and keys",
     ("route", "tie_v"): "reading values by the route of queries and keys",
 }
 _STATIC = {
@@ -35,7 +45,26 @@ _STATIC = {
     "mean": "replacing the weight of V_1 by its mean over tokens",
     "shuffle": "permuting the weight of V_1 among the tokens of a context",
 }
-_SHORT = {"tie_v": "values read by the route of queries and keys"}
+_SHORT = {
+    "tie_v": "values read by the route of queries and keys",
+    "mask": "taken away",
+    "onehot": "read alone",
+    "remove": "taken out",
+}
+_PLURALS = {
+    "layer": "layers",
+    "head": "heads",
+    "source": "families of sources by layer",
+    "component": "components by read",
+}
+_ONE = {
+    "layer": "One layer",
+    "head": "One head",
+    "source": "The sources of one family in one layer",
+    "component": "One component of one read",
+}
+_SHOWN = 8
+"""Places that a sentence names."""
 UP, DOWN = "raises the held-out NLL", "lowers the held-out NLL"
 
 
@@ -46,7 +75,7 @@ def ablation(
     gain: Gain | None = None,
     floor: float = NOISE_FLOOR,
 ) -> list[Finding]:
-    """What each intervention costs: the whole model, then layers and heads.
+    """What each intervention costs: the whole model, then layers, heads and what they read.
 
     Args:
         who: the arm and seed that the table is about.
@@ -57,8 +86,10 @@ def ablation(
     for (target, kind), rows in table.groupby(["target", "kind"], sort=False):
         what = describe(str(target), str(kind), is_static(rows))
         whole = rows[rows["scope"] == "model"]
-        findings += [_whole(row, what, who, floor) for _, row in whole.iterrows()]
-        for scope in ("layer", "head"):
+        for _, row in whole.iterrows():
+            of = describe(str(target), _kind(row)) if _source(row) else what
+            findings.append(_whole(row, of, who, floor))
+        for scope in _PLURALS:
             part = rows[rows["scope"] == scope]
             if len(part) and (part["dnll"] != 0).any():
                 findings.append(_grid(part, str(kind), scope, floor))
@@ -70,9 +101,19 @@ def ablation(
 
 
 def ablation_effects(table: Frame) -> dict[tuple[str, str], Effect]:
-    """Whole-model effect of each (target, kind) of intervention."""
+    """Whole-model effect of each (target, kind) of intervention, with the source where it has one:
+    ``("route", "mask embedding")``."""
     whole = table[table["scope"] == "model"]
-    return {(row["target"], row["kind"]): effect(row, "dnll") for _, row in whole.iterrows()}
+    return {(row["target"], _kind(row)): effect(row, "dnll") for _, row in whole.iterrows()}
+
+
+def _source(row: Frame) -> str:
+    return str(row.get("source") or "")
+
+
+def _kind(row: Frame) -> str:
+    """The kind of a row, with the sources that it is about."""
+    return f"{row['kind']} {_source(row)}".strip()
 
 
 def is_static(rows: Frame) -> bool:
@@ -84,6 +125,8 @@ def describe(target: str, kind: str, static: bool = False) -> str:
     """What an intervention does, as the subject of a sentence."""
     if static and target == "gate" and kind in _STATIC:
         return _STATIC[kind]
+    if kind.startswith("mask "):
+        return f"taking the sources {kind.removeprefix('mask ')} away from every read"
     return _WHAT.get((target, kind), f"the intervention {kind} on every {target}")
 
 
@@ -109,8 +152,17 @@ def _whole(row: Frame, what: str, who: str, floor: float) -> Finding:
             return Finding(text, "open")
     does = UP if found.value > 0 else DOWN
     note = _small(found, floor)
-    text = f"{subject} {does} by {plain(abs(found.value))} {NATS}, {interval(found)}{note}."
-    return Finding(text)
+    text = f"{subject} {does} by {plain(abs(found.value))} {NATS}, {interval(found)}{note}"
+    return Finding(f"{text}{_predictions(row)}.")
+
+
+def _predictions(row: Frame) -> str:
+    """What becomes of the most likely next token, where the table says."""
+    changed = effect(row, "top1_change")
+    if changed.verdict == "undefined":
+        return ""
+    kl = plain(effect(row, "kl").value)
+    return f"; the most likely next token changes in {percent(changed.value)} (KL {kl} nats)"
 
 
 def _small(found: Effect, floor: float) -> str:
@@ -121,10 +173,10 @@ def _small(found: Effect, floor: float) -> str:
 
 def _grid(rows: Frame, kind: str, scope: str, floor: float) -> Finding:
     """Where in the model, by tests adjusted over the grid."""
-    plural = {"layer": "layers", "head": "heads"}[scope]
-    one, n_places = f"One {scope}", count(len(rows), scope)
+    plural, one = _PLURALS[scope], _ONE[scope]
+    n_places = f"{len(rows):,} {plural}" if len(rows) > 1 else one.lower()
     n_output = sum(_is_output(row) for _, row in rows.iterrows())
-    if n_output:  # the read after the last layer stands among the layers
+    if n_output and scope == "layer":  # the read after the last layer stands among the layers
         one, plural = f"{one} or the output read", "reads by layer"
         n_places = f"{count(len(rows) - n_output, scope)} or the output read"
     tested = rows[rows["p_adjusted"].notna()]
@@ -158,7 +210,9 @@ def _places(rows: Frame, scope: str) -> str:
         said = [f"{'layer' if len(layers) == 1 else 'layers'} {_ranges(layers)}"] if layers else []
         return listed([*said, "the output read"] if len(layers) < len(rows) else said)
     names = [_place(row, scope) for _, row in rows.iterrows()]
-    return listed(names) if len(names) <= 8 else f"{', '.join(names[:6])} and others"
+    if len(names) <= _SHOWN:
+        return listed(names)
+    return f"{', '.join(names[: _SHOWN - 2])} and others"
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -173,10 +227,14 @@ def _is_output(row: Frame) -> bool:
 
 
 def _place(row: Frame, scope: str) -> str:
-    if _is_output(row):
-        return "the output read"
-    if scope == "layer":
-        return f"layer {int(row['layer'])}"
+    where = "the output read" if _is_output(row) else f"layer {int(row['layer'])}"
+    if scope == "component":
+        read = row["site"].replace(".read_", " ").removesuffix(".read")
+        return f"{row['component']} in {where if _is_output(row) else read}"
+    if scope == "source":
+        return f"{_source(row)} in {row['site'] or where}"
+    if scope == "layer" or _is_output(row):
+        return where
     return f"L{int(row['layer'])} head {int(row['head'])}"
 
 

@@ -143,8 +143,14 @@ def _documents(row: Frame) -> str:
 
 
 def _bootstrap(row: Frame) -> str:
+    """The other intervals over seeds, which five seeds and more have."""
     found = effect(row, "difference_percentile")
-    return f"Percentile bootstrap over seeds: {interval(found)}." if found.has_interval else ""
+    both = effect(row, "difference_hierarchical")
+    over = f"Percentile bootstrap over seeds: {interval(found)}" if found.has_interval else ""
+    if both.has_interval:
+        other = f"over other seeds and other documents at once: {interval(both)}"
+        over = f"{over}; {other}" if over else other.capitalize()
+    return f"{over}." if over else ""
 
 
 def _p_min(row: Frame, n_seeds: int) -> float:

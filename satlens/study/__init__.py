@@ -1,0 +1,41 @@
+"""Studies: a recipe (YAML) says which arms are trained and what is measured on them.
+
+    recipe + options -> plan.json (frozen) -> steps -> tables, figures, report under one folder
+
+The folder of a study::
+
+    plan.json                       what runs: corpus, arms, seeds, tokens, recipe
+    data/                           the prepared corpus
+    train/<arm>/seed<k>/            metrics.jsonl, final/ (the checkpoint), milestones/
+    results/<arm>-seed<k>/          one table an analysis (CSV, JSON with provenance, figure)
+    results/comparison.*            paired differences between arms
+    report.html                     what was found, in words, figures and tables
+"""
+
+from __future__ import annotations
+
+from satlens.study.plan import PLAN, make_plan
+from satlens.study.recipe import (
+    Analysis,
+    Arm,
+    Recipe,
+    load_recipe,
+    model_config,
+    recipes_folder,
+    train_config,
+)
+from satlens.study.steps import run_study, study_steps
+
+__all__ = [
+    "PLAN",
+    "Analysis",
+    "Arm",
+    "Recipe",
+    "load_recipe",
+    "make_plan",
+    "model_config",
+    "recipes_folder",
+    "run_study",
+    "study_steps",
+    "train_config",
+]

@@ -1,0 +1,179 @@
+"""Plans: a recipe with its options applied, frozen before anything runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from satlens.config import make, to_dict
+from satlens.errors import ConfigError
+from satlens.study.recipe import Analysis, Recipe, model_config, train_config
+
+PLAN = "plan.json"
+
+
+def make_plan(
+    recipe: Recipe,
+    root: Path,
+    *,
+    arch: Sequence[str] = (),
+    seeds: int | None = None,
+    tokens: int | None = None,
+    minutes: float | None = None,
+    corpus: str | None = None,
+    cluster_field: str | None = None,
+    device: str | None = None,
+    workers: int,
+) -> Recipe:
+    """The recipe with the options applied, frozen in ``plan.json``; a rerun uses the plan.
+
+    More arms and seeds extend a plan; anything else that differs is refused, so nothing trained is
+    lost.
+
+    Args:
+        arch: arms to run, ``all`` for every one; by default those that are not optional.
+        minutes: time for training, turned once into equal token budgets for all runs by timing a
+            few steps of every arm.
+        workers: processes that will train side by side.
+
+    Raises:
+        ConfigError: the folder holds a plan for something else.
+    """
+    if tokens is not None and minutes is not None:
+        raise ConfigError("--minutes: give either --tokens or --minutes")
+    asked = {
+        "recipe": to_dict(recipe),
+        "tokens": tokens,
+        "minutes": minutes,
+        "corpus": corpus,
+        "cluster_field": cluster_field,
+        "device": device,
+    }
+    asked = json.loads(json.dumps(asked))
+    path = root / PLAN
+    if path.exists():
+        plan = _read_plan(path)
+        _require_same(path, plan["asked"], asked)
+        resolved = dict(plan["recipe"])
+    else:
+        resolved = json.loads(json.dumps(to_dict(recipe)))
+        if corpus is not None:
+            resolved["corpus"] = corpus if corpus == "sotu" else str(Path(corpus).resolve())
+        if cluster_field is not None:
+            resolved["cluster_field"] = cluster_field
+        if device is not None:
+            resolved["device"] = device
+        resolved["seeds"] = recipe.seeds if seeds is None else seeds
+        _check_analyses(recipe)
+        chosen = _arms(recipe, arch or [n for n, arm in recipe.arms.items() if not arm.optional])
+        resolved |= _restricted(recipe, chosen)
+        if minutes is not None:
+            tokens = _calibrated(recipe, chosen, resolved["seeds"], minutes, workers)
+        if tokens is not None:
+            resolved["train"]["tokens"] = tokens
+    if seeds is not None:
+        resolved["seeds"] = max(seeds, resolved["seeds"])
+    resolved |= _restricted(recipe, _arms(recipe, [*resolved["arms"], *arch]))
+    made = make(Recipe, resolved, str(path))
+    text = json.dumps({"asked": asked, "recipe": to_dict(made)}, indent=1)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        root.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    return made
+
+
+def _arms(recipe: Recipe, names: Sequence[str]) -> list[str]:
+    """Arms by name, in the recipe's order."""
+    for name in names:
+        if name != "all" and name not in recipe.arms:
+            raise ConfigError(f"--arch {name}: {recipe.name} has {', '.join(recipe.arms)}, or all")
+    return [name for name in recipe.arms if name in names or "all" in names]
+
+
+def _restricted(recipe: Recipe, arms: Sequence[str]) -> dict[str, Any]:
+    """The recipe's arms and contrasts, of these arms only."""
+    contrasts = [pair for pair in recipe.contrasts if set(pair) <= set(arms)]
+    kept = {name: to_dict(recipe.arms[name]) for name in arms}
+    return json.loads(json.dumps({"arms": kept, "contrasts": contrasts}))
+
+
+def _calibrated(
+    recipe: Recipe, chosen: Sequence[str], seeds: int, minutes: float, workers: int
+) -> int:
+    """Equal token budget of every run, in whole steps, that training takes ``minutes`` with."""
+    from satlens.actions import tokens_a_minute
+
+    arms = [model_config(recipe, arm) for arm in chosen]
+    cfg = train_config(recipe, 0)
+    step = cfg.batch_size * cfg.grad_accum * arms[0].n_ctx
+    tokens = tokens_a_minute(arms, cfg, workers) / seeds * minutes
+    return max(1, int(tokens) // step) * step
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        return {"asked": plan["asked"], "recipe": plan["recipe"]}
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path}: not a plan; delete it to plan anew") from None
+
+
+def _require_same(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    for name in new:
+        if old.get(name) != new[name]:
+            raise ConfigError(
+                f"{path}: {name}: this folder's plan has {_short(old.get(name))}, "
+                f"asked for {_short(new[name])}; choose another --out"
+            )
+
+
+def _check_analyses(recipe: Recipe) -> None:
+    """Refuse, before anything is trained, what would fail after it.
+
+    Raises:
+        ConfigError: an analysis of an arm without such a site, or an option it does not have.
+    """
+    from inspect import signature
+
+    from satlens.actions import analysis_function
+    from satlens.models.decoder import model_sites
+
+    for name, arm in recipe.arms.items():
+        sites = model_sites(model_config(recipe, name))
+        for analysis in arm.analyses:
+            if not _has_sites(analysis, sites, arm.options.get(analysis, {})):
+                raise ConfigError(f"arms.{name}.analyses: {analysis}: this arm has no such site")
+        for analysis, options in arm.options.items():
+            known = signature(analysis_function(analysis)).parameters
+            for option in options:
+                if option not in known:
+                    raise ConfigError(f"arms.{name}.options.{analysis}: no option {option!r}")
+
+
+def _has_sites(analysis: Analysis, sites: Sequence[Any], options: dict[str, Any]) -> bool:
+    """Whether a model with these access sites has what an analysis is about."""
+    from satlens.analysis.categories import with_categories
+
+    match analysis:
+        case "evaluation" | "routes":
+            return True
+        case "circuits":
+            return any(site.kind == "gate" for site in sites)
+        case "categories":
+            return bool(with_categories(sites))
+        case "divergence" if options.get("over") != "sublayers":
+            reads = [(s.layer, s.sublayer, s.sources) for s in sites if s.kind == "route"]
+            return len(set(reads)) < len(reads)
+        case "divergence":
+            return True
+    return bool(sites)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

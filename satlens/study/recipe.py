@@ -1,0 +1,134 @@
+"""Recipes: which arms are trained, and what is measured on each."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic.dataclasses import dataclass
+
+from satlens.config import STRICT, ModelConfig, TrainConfig, make
+from satlens.errors import ConfigError
+
+Analysis = Literal[
+    "evaluation",
+    "sparsity",
+    "routes",
+    "categories",
+    "divergence",
+    "ablation",
+    "attribution",
+    "circuits",
+    "trajectory",
+]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Arm:
+    """One architecture of a study."""
+
+    variant: str
+    """Variant or preset name, as in ``satlens.build``."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields that differ from the variant and from the recipe's model."""
+    analyses: tuple[Analysis, ...] = ("evaluation",)
+    """What is measured on each trained seed."""
+    options: dict[Analysis, dict[str, Any]] = field(default_factory=dict)
+    """Further arguments of an analysis, by its name."""
+    optional: bool = False
+    """Whether the arm is left out unless it is asked for (``--arch``)."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Recipe:
+    """What a study trains and measures."""
+
+    name: str
+    """Folder name of the study under ``runs/``."""
+    title: str
+    """Title of the report."""
+    corpus: str = "sotu"
+    """Embedded corpus or a path: text, folder, JSONL."""
+    cluster_field: str = "cluster"
+    """JSONL field of the larger work a document belongs to; ``id-prefix``: the id up to its last
+    hyphen."""
+    vocab_size: int = 2048
+    """Tokens of the BPE trained on the training split."""
+    seeds: int = 2
+    """Paired seeds, 0 to seeds - 1."""
+    device: str = "cpu"
+    """Where models train and are measured: cpu, or cuda (then one process at a time is wise)."""
+    milestones: tuple[float, ...] = ()
+    """Shares of training after which a checkpoint is kept, for trajectories."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Model fields common to all arms."""
+    train: dict[str, Any] = field(default_factory=dict)
+    """Fields of TrainConfig common to all arms."""
+    arms: dict[str, Arm] = field(default_factory=dict)
+    """Arms by name, in order."""
+    contrasts: tuple[tuple[str, str], ...] = ()
+    """Pairs of arms compared, first minus second; by default every arm with the first."""
+    max_documents: int | None = None
+    """Test documents that every analysis covers, a fixed sample; all where null."""
+    slices: dict[Analysis, int] = field(default_factory=dict)
+    """First tokens of every test document that each analysis covers; all where absent."""
+
+    def __post_init__(self) -> None:
+        for pair in self.contrasts:
+            for arm in pair:
+                if arm not in self.arms:
+                    raise ValueError(f"contrasts: no arm {arm!r} among {', '.join(self.arms)}")
+        if not self.arms:
+            raise ValueError("arms: a study needs at least one")
+        if self.seeds < 1:
+            raise ValueError(f"seeds: must be positive, got {self.seeds}")
+        for share in self.milestones:
+            if not 0 < share < 1:
+                raise ValueError(f"milestones: a share of training lies between 0 and 1: {share}")
+
+
+def load_recipe(name: str) -> Recipe:
+    """A shipped recipe by name, or one from a YAML file.
+
+    Raises:
+        ConfigError: no such recipe or file, not YAML, an unknown or impossible field.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = recipes_folder() / f"{name}.yaml"
+        if not path.exists():
+            known = ", ".join(sorted(p.stem for p in recipes_folder().glob("*.yaml")))
+            raise ConfigError(f"{name}: no such recipe; there are {known}, or give a YAML file")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of fields")
+    return make(Recipe, values, str(path))
+
+
+def recipes_folder() -> Path:
+    """Where the shipped recipes are: in the package, or beside it in a source tree."""
+    installed = Path(str(files("satlens"))) / "analyses"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "analyses"
+
+
+def model_config(recipe: Recipe, arm: str) -> ModelConfig:
+    """Configuration of one arm: the variant, the recipe's model fields, the arm's own."""
+    from satlens.models.presets import config_for
+
+    spec = recipe.arms[arm]
+    return config_for(spec.variant, **{"d_vocab": recipe.vocab_size, **recipe.model, **spec.fields})
+
+
+def train_config(recipe: Recipe, seed: int) -> TrainConfig:
+    """Training configuration of one seed, the same for every arm."""
+    values = {**recipe.train, "seed": seed, "n_threads": 1}
+    if recipe.milestones:
+        tokens = make(TrainConfig, values, recipe.name).tokens
+        values["milestones"] = [round(share * tokens) for share in recipe.milestones]
+    return make(TrainConfig, values, recipe.name)

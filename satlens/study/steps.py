@@ -1,0 +1,215 @@
+"""The steps of a study, each after what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from satlens.config import ModelConfig, make, to_dict
+from satlens.errors import ConfigError
+from satlens.runner import Display, Step, hash_path, run_steps, stale_steps
+from satlens.study.recipe import Analysis, Recipe, model_config, train_config
+
+# Relative cost of a step, for the order of work and the estimate of what is left: seconds on one
+# core at the tiny scale.
+COSTS = {
+    "evaluation": 8,
+    "sparsity": 12,
+    "routes": 25,
+    "categories": 10,
+    "divergence": 10,
+    "ablation": 60,
+    "attribution": 80,
+    "circuits": 25,
+    "trajectory": 60,
+}
+
+
+def study_steps(recipe: Recipe) -> list[Step]:
+    """Every step of a study, each after what it needs."""
+    steps = _data_steps(recipe)
+    for seed in range(recipe.seeds):
+        for arm in recipe.arms:
+            steps += _arm_steps(recipe, arm, seed)
+    steps += _comparing_steps(recipe)
+    results = tuple(s.id for s in steps if s.outputs[0].startswith("results/"))
+    page = ("report.html", "results/claims.csv", "results/claims.json")
+    steps.append(_step("report", {"title": recipe.title}, results, page, 10))
+    return steps
+
+
+def _data_steps(recipe: Recipe) -> list[Step]:
+    """Prepare the corpus, and tag it in every way that some arm's categories ask for."""
+    corpus: dict[str, Any] = {
+        "corpus": recipe.corpus,
+        "cluster_field": recipe.cluster_field,
+        "vocab_size": recipe.vocab_size,
+    }
+    if recipe.corpus != "sotu":
+        path = Path(recipe.corpus)
+        if not path.exists():
+            raise ConfigError(f"{path}: corpus: no such file or folder")
+        corpus["sha256"] = hash_path(path)
+    steps = [_step("data", corpus, (), ("data",), 40)]
+    for folder, tagger in _taggers(recipe).items():
+        params = {**tagger, "folder": folder, "slice": _slice(recipe, "categories")}
+        steps.append(_step("tags", params, ("data",), (folder,), 40, step_id=folder))
+    return steps
+
+
+def _comparing_steps(recipe: Recipe) -> list[Step]:
+    """Tables over all runs: paired differences where there are two arms, training curves."""
+    runs = {arm: [f"train/{arm}/seed{k}" for k in range(recipe.seeds)] for arm in recipe.arms}
+    needs = tuple(run for arm in runs.values() for run in arm)
+    outputs = tuple(f"results/{name}" for name in _files("curves"))
+    steps = [_step("curves", {"runs": runs}, needs, outputs, 5)]
+    first, *others = recipe.arms
+    contrasts = recipe.contrasts or tuple((other, first) for other in others)
+    if contrasts:
+        params = {
+            "runs": runs,
+            "contrasts": contrasts,
+            "slice": _slice(recipe, "evaluation"),
+            "device": recipe.device,
+        }
+        files = _files("comparison", ["comparison_milestones"])
+        outputs = tuple(f"results/{name}" for name in files)
+        steps.append(_step("comparison", params, ("data", *needs), outputs, 60))
+    return steps
+
+
+def _taggers(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Folder of tags -> tagger, of every way in which the arms' categories tag."""
+    taggers = {}
+    for arm in recipe.arms.values():
+        if "categories" in arm.analyses:
+            options = arm.options.get("categories", {})
+            taggers[_tags_folder(options)] = {
+                "tagger": options.get("tagger", "auto"),
+                "entities": "entity" in options.get("by", ()),
+            }
+    return taggers
+
+
+def _tags_folder(options: dict[str, Any]) -> str:
+    suffix = "-entities" if "entity" in options.get("by", ()) else ""
+    return f"tags/{options.get('tagger', 'auto')}{suffix}"
+
+
+def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
+    run = f"train/{arm}/seed{seed}"
+    model, train = to_dict(model_config(recipe, arm)), to_dict(train_config(recipe, seed))
+    steps = [
+        Step(
+            id=run,
+            action="satlens.actions:train",
+            params={"model": model, "train": train, "run": run, "device": recipe.device},
+            needs=("data",),
+            # The whole folder: of other inputs, nothing of it may be continued from.
+            outputs=(run,),
+            weight=train["tokens"] / 6000,
+        )
+    ]
+    for name in recipe.arms[arm].analyses:
+        folder = f"results/{arm}-seed{seed}"
+        options = recipe.arms[arm].options.get(name, {})
+        tags = _tags_folder(options) if name == "categories" else None
+        along = name == "trajectory"
+        steps.append(
+            Step(
+                id=f"{folder}/{name}",
+                action=f"satlens.actions:{'trajectory' if along else 'analyse'}",
+                params={
+                    "analysis": name,
+                    "checkpoint": run if along else f"{run}/final",
+                    "out": folder,
+                    "slice": _slice(recipe, name),
+                    "options": options,
+                    "device": recipe.device,
+                    **({} if tags is None else {"tags": tags}),
+                },
+                needs=(run, "data") if tags is None else (run, "data", tags),
+                outputs=tuple(f"{folder}/{file}" for file in _written(name, options, model)),
+                weight=COSTS[name],
+            )
+        )
+    return steps
+
+
+def _slice(recipe: Recipe, name: Analysis) -> dict[str, int | None]:
+    """The part of the test split that an analysis covers."""
+    return {
+        "max_documents": recipe.max_documents,
+        "max_tokens_per_document": recipe.slices.get(name),
+    }
+
+
+def _step(
+    name: str,
+    params: dict[str, Any],
+    needs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    weight: float,
+    step_id: str | None = None,
+) -> Step:
+    return Step(
+        id=step_id or name,
+        action=f"satlens.actions:{name}",
+        params=params,
+        needs=needs,
+        outputs=outputs,
+        weight=weight,
+    )
+
+
+def _files(name: str, parts: Sequence[str] = ()) -> tuple[str, ...]:
+    """Files of a result: its table, provenance and figure, and the tables of its parts."""
+    own = (f"{name}.{ending}" for ending in ("csv", "json", "png", "pdf"))
+    return (*own, *(f"{part}.{ending}" for part in parts for ending in ("csv", "json")))
+
+
+def _written(name: str, options: dict[str, Any], model: dict[str, Any]) -> tuple[str, ...]:
+    """Files that an analysis with these options writes on this model."""
+    if name != "trajectory":
+        return _files(name, _parts(name, options, model))
+    own = options.get("options", {})
+    return tuple(
+        file
+        for each in options.get("analyses", ())
+        for file in _files(
+            f"trajectory_{each}",
+            [f"trajectory_{part}" for part in _parts(each, own.get(each, {}), model)],
+        )
+    )
+
+
+def _parts(name: str, options: dict[str, Any], model: dict[str, Any]) -> list[str]:
+    """The further tables of an analysis."""
+    match name:
+        case "sparsity":
+            from satlens.models.decoder import model_sites
+
+            sites = model_sites(make(ModelConfig, model, name))
+            return ["route_weights"] if any(site.kind == "route" for site in sites) else []
+        case "routes":
+            return ["routes_reads"]
+        case "circuits":
+            return ["circuits_lens", "circuits_pairs"]
+        case "ablation":
+            return ["ablation_categories"] if options.get("by") else []
+        case "categories":
+            drivers = ["categories_drivers"] if options.get("drivers", True) else []
+            return ["categories_contrasts", *drivers]
+    return []
+
+
+def run_study(recipe: Recipe, root: Path, workers: int, display: Callable[[int], Any]) -> list[str]:
+    """Bring a study up to date and return the ids of the steps that ran."""
+    steps = study_steps(recipe)
+    todo = stale_steps(root, steps)
+    if not todo:
+        return []
+    with display(len(todo)) as shown:
+        shown_display: Display = shown
+        return run_steps(root, steps, workers, shown_display)
