@@ -29,11 +29,11 @@ import typer
 import satlens
 from satlens.analysis.ablation import ablate
 from satlens.analysis.categories import TokenCategories
-from satlens.analysis.descriptive import Descriptive, Inputs, inputs_of
 from satlens.analysis.divergence import Divergence
+from satlens.analysis.engine.descriptive import Descriptive, Inputs, inputs_of
+from satlens.analysis.engine.stream import Observed, Reducer, group_of, measuring, run
 from satlens.analysis.routes import EffectiveRouting
 from satlens.analysis.sparsity import Sparsity
-from satlens.analysis.stream import Observed, Reducer, group_of, measuring, run
 from satlens.data.categories import UPOS, make_categories
 from satlens.data.dataset import DocumentTokens
 from satlens.data.tags import DocumentTags, Tags

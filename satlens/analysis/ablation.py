@@ -3,7 +3,7 @@ families of sources and components.
 
 The clean pass is shared. For each batch the state at every block border is computed once, and each
 intervention runs only from the first layer that it touches, with the same attention implementation
-(:mod:`satlens.analysis.sweep_pass`).
+(:mod:`satlens.analysis.sweeps.measure`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from satlens.analysis.ablation_fits import Pool, Tagging
-from satlens.analysis.ablation_table import ADJUSTED, ablation_table, category_table
-from satlens.analysis.coding import coding
-from satlens.analysis.inputs import (
+from satlens.analysis.engine.coding import coding
+from satlens.analysis.engine.inputs import (
     Slice,
     open_windows,
     opened,
@@ -27,13 +25,15 @@ from satlens.analysis.inputs import (
     split_notes,
     tokenizer_of,
 )
-from satlens.analysis.means import per_of
+from satlens.analysis.engine.stream import Progress
+from satlens.analysis.interventions.means import per_of
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES, Adjustment
-from satlens.analysis.stream import Progress
-from satlens.analysis.sweep import SCOPES, checked, sweep
-from satlens.analysis.sweep_kinds import DEFAULT_KINDS, KINDS, available_kinds, kinds_of, needs_of
-from satlens.analysis.sweep_pass import Case, measure, of_targets
+from satlens.analysis.sweeps.cases import SCOPES, checked, sweep
+from satlens.analysis.sweeps.fits import Pool, Tagging
+from satlens.analysis.sweeps.kinds import DEFAULT_KINDS, KINDS, available_kinds, kinds_of, needs_of
+from satlens.analysis.sweeps.measure import Case, measure, of_targets
+from satlens.analysis.sweeps.table import ADJUSTED, ablation_table, category_table
 from satlens.data.categories import Categories
 from satlens.data.tags import Tags
 from satlens.errors import AnalysisError
@@ -69,7 +69,7 @@ def ablate(
 
     Args:
         data: a token tensor, a text, documents, a path or a prepared dataset.
-        kinds: which interventions, of :data:`satlens.analysis.sweep_kinds.KINDS`. None is zero,
+        kinds: which interventions, of :data:`satlens.analysis.sweeps.kinds.KINDS`. None is zero,
             mean, shuffle, uniform, mask and tie_v, as far as the model has sites for them, and
             remove where the scope has component.
         scope: ``model``: all gates (or routes) at once; ``layer``: those of one layer; ``head``:

@@ -14,11 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from satlens.analysis.descriptive import Descriptive, inputs_of, measured
-from satlens.analysis.processes import world
+from satlens.analysis.engine.descriptive import Descriptive, inputs_of, measured
+from satlens.analysis.engine.processes import world
+from satlens.analysis.engine.stream import Progress
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES
-from satlens.analysis.stream import Progress
 from satlens.errors import AnalysisError, DataError
 from satlens.models.decoder import Decoder
 

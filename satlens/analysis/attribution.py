@@ -14,10 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from satlens.analysis.ablation_table import ADJUSTED
-from satlens.analysis.attribution_table import Measured, attribution_table, outer
-from satlens.analysis.gradients import attributions, width_of
-from satlens.analysis.inputs import (
+from satlens.analysis.engine.inputs import (
     open_windows,
     opened,
     provenance_of,
@@ -25,14 +22,17 @@ from satlens.analysis.inputs import (
     split_notes,
     tokenizer_of,
 )
-from satlens.analysis.interventions import ZeroGate
-from satlens.analysis.masses import masses
+from satlens.analysis.engine.stream import Progress, n_groups
+from satlens.analysis.interventions.gates import ZeroGate
+from satlens.analysis.interventions.routes import MaskRoute
 from satlens.analysis.result import Result
-from satlens.analysis.route_interventions import MaskRoute
 from satlens.analysis.stats import N_RESAMPLES, Adjustment
-from satlens.analysis.stream import Progress, n_groups
-from satlens.analysis.sweep import checked, place_of
-from satlens.analysis.sweep_pass import Case, measure
+from satlens.analysis.sweeps.attribution_table import Measured, attribution_table, outer
+from satlens.analysis.sweeps.cases import checked, place_of
+from satlens.analysis.sweeps.gradients import attributions, width_of
+from satlens.analysis.sweeps.masses import masses
+from satlens.analysis.sweeps.measure import Case, measure
+from satlens.analysis.sweeps.table import ADJUSTED
 from satlens.data.windows import Windows
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder

@@ -15,22 +15,7 @@ from typing import Any, NamedTuple, get_args
 
 import pandas as pd
 
-from satlens.analysis.category_sums import (
-    CategorySums,
-    CodedLabels,
-    Codings,
-    Labels,
-    category_sites,
-    with_categories,
-)
-from satlens.analysis.category_tables import (
-    category_notes,
-    category_table,
-    cells_of,
-    contrast_result,
-    token_counts,
-)
-from satlens.analysis.coding import (
+from satlens.analysis.engine.coding import (
     BREAKDOWNS,
     coding,
     crossed,
@@ -38,20 +23,21 @@ from satlens.analysis.coding import (
     position_bands,
     subwords,
 )
-from satlens.analysis.descriptive import Descriptive, Inputs, measure
-from satlens.analysis.drivers import (
+from satlens.analysis.engine.descriptive import Descriptive, Inputs, measure
+from satlens.analysis.engine.inputs import Slice, split_notes, window_facts
+from satlens.analysis.engine.processes import first_alone
+from satlens.analysis.engine.reference import reference
+from satlens.analysis.engine.stream import Progress, Reducer
+from satlens.analysis.result import Result
+from satlens.analysis.stats import N_RESAMPLES, Adjustment
+from satlens.analysis.tokens.drivers import (
     DRIVER_NOTES,
     DriverSums,
     Fits,
     driver_table,
     fit_drivers,
 )
-from satlens.analysis.inputs import Slice, split_notes, window_facts
-from satlens.analysis.processes import first_alone
-from satlens.analysis.reference import reference
-from satlens.analysis.result import Result
-from satlens.analysis.sae import SaeSettings
-from satlens.analysis.sae_features import (
+from satlens.analysis.tokens.features import (
     FEATURE_NOTES,
     PREFIX,
     Dictionary,
@@ -61,8 +47,22 @@ from satlens.analysis.sae_features import (
     fit_dictionary,
     require_v_first,
 )
-from satlens.analysis.stats import N_RESAMPLES, Adjustment
-from satlens.analysis.stream import Progress, Reducer
+from satlens.analysis.tokens.sae import SaeSettings
+from satlens.analysis.tokens.sums import (
+    CategorySums,
+    CodedLabels,
+    Codings,
+    Labels,
+    category_sites,
+    with_categories,
+)
+from satlens.analysis.tokens.tables import (
+    category_notes,
+    category_table,
+    cells_of,
+    contrast_result,
+    token_counts,
+)
 from satlens.data.categories import Categories
 from satlens.data.tags import Tags, tag_documents
 from satlens.data.windows import Windows

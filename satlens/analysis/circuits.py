@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from satlens.analysis.circuit_reducers import HeadAttribution
-from satlens.analysis.circuit_tables import (
+from satlens.analysis.engine.descriptive import Descriptive, Inputs, measure
+from satlens.analysis.engine.inputs import documents_in, interval_protocol, split_notes
+from satlens.analysis.engine.stream import Progress, Reducer
+from satlens.analysis.heads.attribution import HeadAttribution
+from satlens.analysis.heads.induction import SHORTEST_HALF, half_length, measure_repetition
+from satlens.analysis.heads.ov_circuits import circuit_of, first_values, tried
+from satlens.analysis.heads.tables import (
     attribution_of,
     head_table,
     lens_table,
     pair_table,
     summary_of,
 )
-from satlens.analysis.descriptive import Descriptive, Inputs, measure
-from satlens.analysis.induction import SHORTEST_HALF, half_length, measure_repetition
-from satlens.analysis.inputs import documents_in, interval_protocol, split_notes
-from satlens.analysis.ov_circuits import circuit_of, first_values, tried
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES
-from satlens.analysis.stream import Progress, Reducer
 from satlens.data.tokenizers import special_ids
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
@@ -147,7 +147,7 @@ def circuits(
         direct logit attributions to the next token, minus the vocabulary's mean, of what the head
         takes from V_1 and of the rest (nats of logit); ``share`` is the V_1 part's of their mean
         sizes; ``copying`` and ``copying_eigenvalues`` are those of the V_1 circuit
-        (:mod:`satlens.analysis.ov_circuits`); ``induction`` and ``previous_token`` with
+        (:mod:`satlens.analysis.heads.ov_circuits`); ``induction`` and ``previous_token`` with
         ``<score>_gates_off`` and ``<score>_gate_effect`` those of the pattern. Layers that mix no
         V_1 have the statistics that need none. Parts: ``circuits_lens``, the tokens that each V_1
         part raises the most on average; ``circuits_pairs``, the strongest pairs of its circuit.

@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 
 from satlens.analysis.curves import by_seed, differences_in_training
-from satlens.analysis.evaluation import document_losses, grouped
-from satlens.analysis.inputs import (
+from satlens.analysis.engine.inputs import (
     interval_columns,
     interval_protocol,
     open_windows,
@@ -25,6 +24,8 @@ from satlens.analysis.inputs import (
     tokenizer_of,
     window_facts,
 )
+from satlens.analysis.engine.stream import Progress
+from satlens.analysis.evaluation import document_losses, grouped
 from satlens.analysis.result import Result
 from satlens.analysis.stats import (
     MIN_SEEDS,
@@ -35,7 +36,6 @@ from satlens.analysis.stats import (
     pool_clusters,
     seed_comparison,
 )
-from satlens.analysis.stream import Progress
 from satlens.checkpoints import load
 from satlens.data.tokenizers import fingerprint
 from satlens.errors import AnalysisError, CheckpointError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from satlens.analysis.inputs import interval_columns
+from satlens.analysis.engine.inputs import interval_columns
 from satlens.analysis.result import Result
 from satlens.analysis.stats import student_interval
 from satlens.errors import AnalysisError, CheckpointError

@@ -14,17 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from satlens.analysis.descriptive import Descriptive, Inputs, inputs_of, measure
-from satlens.analysis.effective import windows_at_once
-from satlens.analysis.inputs import (
-    documents_in,
-    interval_columns,
-    interval_protocol,
-    interval_summary,
-    split_notes,
-)
-from satlens.analysis.result import Result, flag_column, join_marks
-from satlens.analysis.route_pairs import (
+from satlens.analysis.depth.effective import windows_at_once
+from satlens.analysis.depth.pairs import (
     OVER,
     ComponentSizes,
     Over,
@@ -34,14 +25,15 @@ from satlens.analysis.route_pairs import (
     pairs_over_sources,
     pairs_over_sublayers,
 )
-from satlens.analysis.stats import (
-    N_RESAMPLES,
-    divide,
-    function_interval,
-    jensen_shannon,
-    ratio_interval,
+from satlens.analysis.engine.descriptive import Descriptive, Inputs, inputs_of, measure
+from satlens.analysis.engine.inputs import (
+    documents_in,
+    interval_columns,
+    interval_protocol,
+    interval_summary,
+    split_notes,
 )
-from satlens.analysis.stream import (
+from satlens.analysis.engine.stream import (
     Observed,
     Progress,
     Reducer,
@@ -50,6 +42,14 @@ from satlens.analysis.stream import (
     observe,
     refuse_foreign_hooks,
     weights_sha256,
+)
+from satlens.analysis.result import Result, flag_column, join_marks
+from satlens.analysis.stats import (
+    N_RESAMPLES,
+    divide,
+    function_interval,
+    jensen_shannon,
+    ratio_interval,
 )
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from satlens.analysis.accumulators import Accumulator, GroupSums
-from satlens.analysis.descriptive import Descriptive, Inputs, measure
-from satlens.analysis.inputs import (
+from satlens.analysis.engine.accumulators import Accumulator, GroupSums
+from satlens.analysis.engine.descriptive import Descriptive, Inputs, measure
+from satlens.analysis.engine.inputs import (
     interval_columns,
     interval_protocol,
     interval_summary,
     split_notes,
 )
+from satlens.analysis.engine.stream import Observed, Progress, Reducer, Transform, run
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES, group_of, pool_clusters, ratio_interval
-from satlens.analysis.stream import Observed, Progress, Reducer, Transform, run
 from satlens.data.windows import IGNORE, Windows
 from satlens.models.decoder import Decoder
 

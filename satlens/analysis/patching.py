@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from satlens.analysis.stream import measuring
+from satlens.analysis.engine.stream import measuring
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
 

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from satlens.analysis.bootstrap import ROUNDING
-from satlens.analysis.descriptive import Descriptive, Inputs, measure
-from satlens.analysis.effective import EffectiveRoutes, windows_at_once
-from satlens.analysis.inputs import (
+from satlens.analysis.depth.effective import EffectiveRoutes, windows_at_once
+from satlens.analysis.engine.descriptive import Descriptive, Inputs, measure
+from satlens.analysis.engine.inputs import (
     documents_in,
     initial_notes,
     interval_columns,
@@ -29,9 +28,10 @@ from satlens.analysis.inputs import (
     interval_summary,
     split_notes,
 )
+from satlens.analysis.engine.stream import Progress, Reducer
 from satlens.analysis.result import Result, flag_column, join_marks
+from satlens.analysis.statistics.bootstrap import ROUNDING
 from satlens.analysis.stats import N_RESAMPLES, divide, ratio_interval
-from satlens.analysis.stream import Progress, Reducer
 from satlens.models.decoder import Decoder
 
 _STATS = ("coefficient", "share", "signed_share")
@@ -59,7 +59,7 @@ def routes(
         baseline: repeat the pass on the untrained model, for the columns ``<stat>_init``.
         batch_size: the most windows in a batch; fewer where their components and reads, which are
             all captured, would take more than 2 GiB
-            (:func:`satlens.analysis.effective.windows_at_once`).
+            (:func:`satlens.analysis.depth.effective.windows_at_once`).
         n_resamples, seed: of the bootstrap over documents.
         resume_dir: where a killed analysis continues from.
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from satlens.analysis.descriptive import Descriptive, Inputs, measure
-from satlens.analysis.inputs import (
+from satlens.analysis.depth.tables import Routes, route_summary, route_table, source_table
+from satlens.analysis.engine.descriptive import Descriptive, Inputs, measure
+from satlens.analysis.engine.inputs import (
     documents_in,
     gate_cells,
     initial_notes,
@@ -25,13 +26,13 @@ from satlens.analysis.inputs import (
     sites_of,
     split_notes,
 )
-from satlens.analysis.rectified import RectifiedRoutes
-from satlens.analysis.reducers import (
+from satlens.analysis.engine.rectified import RectifiedRoutes
+from satlens.analysis.engine.reducers import (
     GateStatistics,
     RouteStatistics,
 )
+from satlens.analysis.engine.stream import Progress, Reducer
 from satlens.analysis.result import Result, flag_column, join_marks
-from satlens.analysis.route_tables import Routes, route_summary, route_table, source_table
 from satlens.analysis.stats import (
     N_RESAMPLES,
     VARIANCE_PARTS,
@@ -42,7 +43,6 @@ from satlens.analysis.stats import (
     ratio_interval,
     variance_shares,
 )
-from satlens.analysis.stream import Progress, Reducer
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from satlens.analysis.bootstrap import (
+from satlens.analysis.statistics.bootstrap import (
     FEW_UNITS,
     MIN_UNITS,
     OTHER_DOCUMENTS,
@@ -27,10 +27,10 @@ from satlens.analysis.bootstrap import (
     mean_interval,
     ratio_interval,
 )
-from satlens.analysis.correlation import rank_correlation_interval
-from satlens.analysis.histogram import Histogram, require_same_edges
-from satlens.analysis.resampling import LEVEL, N_RESAMPLES, ROUNDING
-from satlens.analysis.seeds import (
+from satlens.analysis.statistics.correlation import rank_correlation_interval
+from satlens.analysis.statistics.histogram import Histogram, require_same_edges
+from satlens.analysis.statistics.resampling import LEVEL, N_RESAMPLES, ROUNDING
+from satlens.analysis.statistics.seeds import (
     MIN_SEEDS,
     OTHER_SEEDS,
     OTHER_SEEDS_AND_DOCUMENTS,
@@ -39,7 +39,7 @@ from satlens.analysis.seeds import (
     seed_comparison,
     student_interval,
 )
-from satlens.analysis.sign_flips import Adjustment, SignFlip, sign_flip_test
+from satlens.analysis.statistics.sign_flips import Adjustment, SignFlip, sign_flip_test
 from satlens.errors import AnalysisError
 
 __all__ = [

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from satlens.analysis.analyze import Settings, analyze
-from satlens.analysis.inputs import initial_model, opened
-from satlens.analysis.processes import own_device
+from satlens.analysis.engine.inputs import initial_model, opened
+from satlens.analysis.engine.processes import own_device
+from satlens.analysis.engine.stream import Progress
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES
-from satlens.analysis.stream import Progress
 from satlens.checkpoints import load
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder

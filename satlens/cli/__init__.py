@@ -43,7 +43,7 @@ def main() -> None:
 
 def _shared() -> None:
     """The command as one of the processes that torchrun started."""
-    from satlens.analysis.processes import joined
+    from satlens.analysis.engine.processes import joined
 
     with joined():
         app()

@@ -179,7 +179,7 @@ def categories(
 
         options["groups"] = load_categories(groups)
     if sae_features is not None:
-        from satlens.analysis.sae import SaeSettings
+        from satlens.analysis.tokens.sae import SaeSettings
 
         options["sae"] = SaeSettings(n_features=sae_features)
     analyse("categories", checkpoint, data, out, as_json, value_residual, device, options)

@@ -13,8 +13,8 @@ from satlens.analysis.ablation import ablate
 from satlens.analysis.analyze import analyze
 from satlens.analysis.attribution import attribute
 from satlens.analysis.divergence import divergence
+from satlens.analysis.engine.processes import first_alone, joined
 from satlens.analysis.evaluation import evaluate
-from satlens.analysis.processes import first_alone, joined
 from satlens.errors import AnalysisError
 
 KINDS = ("zero", "mean")

@@ -12,9 +12,9 @@ from planted import documents, gated, tags_of, tiny, token_class
 from scipy.special import log_softmax, rel_entr
 
 from satlens.analysis.ablation import ablate
-from satlens.analysis.donors import fit_donors
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.interventions import (
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.interventions.donors import fit_donors
+from satlens.analysis.interventions.gates import (
     FreezeGate,
     MeanGate,
     OpenGate,
@@ -23,9 +23,9 @@ from satlens.analysis.interventions import (
     ZeroGate,
     intervene,
 )
-from satlens.analysis.means import fit_means
-from satlens.analysis.removal import RemoveSublayer
-from satlens.analysis.route_interventions import (
+from satlens.analysis.interventions.means import fit_means
+from satlens.analysis.interventions.removal import RemoveSublayer
+from satlens.analysis.interventions.routes import (
     MaskRoute,
     MeanRoute,
     OneHotRoute,
@@ -35,9 +35,9 @@ from satlens.analysis.route_interventions import (
     UniformRoute,
     ZeroRoute,
 )
-from satlens.analysis.static import fit_static
-from satlens.analysis.sweep import SCOPES
-from satlens.analysis.sweep_kinds import available_kinds
+from satlens.analysis.interventions.static import fit_static
+from satlens.analysis.sweeps.cases import SCOPES
+from satlens.analysis.sweeps.kinds import available_kinds
 from satlens.errors import AnalysisError
 
 FAST = {"n_resamples": 99}

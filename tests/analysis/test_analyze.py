@@ -6,7 +6,7 @@ import pytest
 from planted import documents, tags_of, tiny
 
 import satlens
-from satlens.analysis.inputs import open_windows
+from satlens.analysis.engine.inputs import open_windows
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
 

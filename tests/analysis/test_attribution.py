@@ -10,11 +10,17 @@ from scipy import stats as scipy_stats
 
 import satlens
 from satlens.analysis.attribution import attribute, removals
-from satlens.analysis.attribution_table import Measured, attribution_table, outer
-from satlens.analysis.gradients import attributions, first_order, frozen, site_gradients, width_of
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.interventions import intervene
-from satlens.analysis.running import Running
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.interventions.gates import intervene
+from satlens.analysis.interventions.running import Running
+from satlens.analysis.sweeps.attribution_table import Measured, attribution_table, outer
+from satlens.analysis.sweeps.gradients import (
+    attributions,
+    first_order,
+    frozen,
+    site_gradients,
+    width_of,
+)
 from satlens.errors import AnalysisError
 from satlens.models.sites import AccessSite
 

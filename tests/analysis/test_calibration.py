@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from samples import binomial_range
 
-from satlens.analysis import calibration, stats
+from satlens.analysis import stats
+from satlens.analysis.statistics import calibration
 from satlens.errors import AnalysisError
 
 LEAST, MOST = 0.93, 0.97
@@ -30,7 +31,8 @@ def test_ratios_are_covered_at_fifty_documents(population, cv):
 
 def test_the_level_of_a_plain_bootstrap_would_not_do(monkeypatch):
     monkeypatch.setattr(
-        "satlens.analysis.resampling._half_width", lambda influences: np.float64(1.959964)
+        "satlens.analysis.statistics.resampling._half_width",
+        lambda influences: np.float64(1.959964),
     )
     assert not within(calibration.coverage("rare_gate", length_cv=1.0, n_documents=15))
 

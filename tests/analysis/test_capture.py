@@ -6,8 +6,8 @@ import pytest
 import torch
 from planted import documents, tiny
 
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.stream import observe, run
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.engine.stream import observe, run
 from satlens.hooks import ReadOnly
 
 ISOLATED = {

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from planted import blank, documents
 
 import satlens
-from satlens.analysis.circuit_reducers import HeadAttribution
-from satlens.analysis.induction import PatternScores, half_length, repeated
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.ov_circuits import circuit_of, first_values
-from satlens.analysis.stream import n_groups, run
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.engine.stream import n_groups, run
+from satlens.analysis.heads.attribution import HeadAttribution
+from satlens.analysis.heads.induction import PatternScores, half_length, repeated
+from satlens.analysis.heads.ov_circuits import circuit_of, first_values
 from satlens.config import (
     AttnResStream,
     DeltaStream,

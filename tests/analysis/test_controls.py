@@ -36,7 +36,7 @@ from satlens.analysis.controls.languages import (
 )
 from satlens.analysis.controls.planted import gated, routed, tags_from, token_class
 from satlens.analysis.controls.priced import GATES, Prices, closed, priced, priced_documents
-from satlens.analysis.interventions import ZeroGate, intervene
+from satlens.analysis.interventions.gates import ZeroGate, intervene
 from satlens.analysis.result import Result
 from satlens.cli import main
 from satlens.errors import AnalysisError

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats as sp
 
-from satlens.analysis import correlation, stats
+from satlens.analysis import stats
+from satlens.analysis.statistics import correlation
 from satlens.errors import AnalysisError
 
 

@@ -11,17 +11,17 @@ import torch
 from planted import documents, gated, tags_of, tiny
 
 from satlens.analysis.categories import categories
-from satlens.analysis.coding import position_bands
-from satlens.analysis.driver_effects import (
+from satlens.analysis.engine.coding import position_bands
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.engine.reference import halves
+from satlens.analysis.result import Result
+from satlens.analysis.tokens.drivers import DRIVERS
+from satlens.analysis.tokens.effects import (
     joint_effects,
     level_counts,
     shrunk_effects,
     variance_ratio,
 )
-from satlens.analysis.drivers import DRIVERS
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.reference import halves
-from satlens.analysis.result import Result
 from satlens.data.prepare import prepare
 from satlens.data.tags import tag_documents
 

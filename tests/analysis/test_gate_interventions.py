@@ -7,17 +7,17 @@ import pytest
 import torch
 from planted import documents, tags_of, tiny, token_class
 
-from satlens.analysis import processes
-from satlens.analysis.donors import Donors, fit_donors
+from satlens.analysis.engine import processes
 from satlens.analysis.evaluation import evaluate
-from satlens.analysis.interventions import (
+from satlens.analysis.interventions.donors import Donors, fit_donors
+from satlens.analysis.interventions.gates import (
     MeanGate,
     ResampleGate,
     ShuffleGate,
     intervene,
 )
-from satlens.analysis.means import Means, fit_means
-from satlens.analysis.route_interventions import MeanRoute
+from satlens.analysis.interventions.means import Means, fit_means
+from satlens.analysis.interventions.routes import MeanRoute
 from satlens.errors import AnalysisError, HookError
 from satlens.models.cache import KVCache
 

@@ -49,8 +49,8 @@ def test_ratio_interval_equals_scipy_on_each_cell(rng):
 def test_the_same_seed_gives_the_same_interval_whatever_the_chunks(rng, monkeypatch):
     values, n_tokens = documents(rng, 30, 20)
     whole = stats.ratio_interval(values, n_tokens, n_resamples=500)
-    monkeypatch.setattr("satlens.analysis.resampling._CHUNK_ELEMENTS", 1500)
-    monkeypatch.setattr("satlens.analysis.resampling._BATCH_ELEMENTS", 1000)
+    monkeypatch.setattr("satlens.analysis.statistics.resampling._CHUNK_ELEMENTS", 1500)
+    monkeypatch.setattr("satlens.analysis.statistics.resampling._BATCH_ELEMENTS", 1000)
     parts = stats.ratio_interval(values, n_tokens, n_resamples=500)
     assert np.allclose(parts.low, whole.low, rtol=1e-12, atol=0)
     assert np.allclose(parts.high, whole.high, rtol=1e-12, atol=0)

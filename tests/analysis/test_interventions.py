@@ -9,8 +9,8 @@ import pytest
 import torch
 from planted import documents, tiny
 
-from satlens.analysis.donors import fit_donors
-from satlens.analysis.interventions import (
+from satlens.analysis.interventions.donors import fit_donors
+from satlens.analysis.interventions.gates import (
     FreezeGate,
     MeanGate,
     OpenGate,
@@ -20,10 +20,10 @@ from satlens.analysis.interventions import (
     ZeroGate,
     intervene,
 )
-from satlens.analysis.kinds import GATE_KINDS, ROUTE_KINDS
-from satlens.analysis.means import fit_means
-from satlens.analysis.removal import RemoveSublayer
-from satlens.analysis.route_interventions import (
+from satlens.analysis.interventions.kinds import GATE_KINDS, ROUTE_KINDS
+from satlens.analysis.interventions.means import fit_means
+from satlens.analysis.interventions.removal import RemoveSublayer
+from satlens.analysis.interventions.routes import (
     MaskRoute,
     MeanRoute,
     OneHotRoute,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import log_softmax, rel_entr
 
-from satlens.analysis.loss_metrics import CleanLosses
+from satlens.analysis.sweeps.loss_metrics import CleanLosses
 
 IGNORED = -100
 

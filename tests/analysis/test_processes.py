@@ -13,7 +13,7 @@ import pytest
 import torch
 from processes_worker import measured
 
-from satlens.analysis.processes import World, first_alone, joined, merge, own_device, world
+from satlens.analysis.engine.processes import World, first_alone, joined, merge, own_device, world
 from satlens.errors import AnalysisError
 
 WORKER = Path(__file__).with_name("processes_worker.py")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from planted import tiny
 
-from satlens.analysis.interventions import ZeroGate, intervene
-from satlens.analysis.removal import RemoveSublayer, removal_points
-from satlens.analysis.route_interventions import SwapRoutes, UniformRoute
+from satlens.analysis.interventions.gates import ZeroGate, intervene
+from satlens.analysis.interventions.removal import RemoveSublayer, removal_points
+from satlens.analysis.interventions.routes import SwapRoutes, UniformRoute
 from satlens.errors import HookError
 from satlens.models.presets import VARIANTS
 from satlens.models.reads import component_hooks, component_names, reads_of

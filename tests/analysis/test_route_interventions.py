@@ -9,10 +9,10 @@ import pytest
 import torch
 from planted import documents, tiny
 
-from satlens.analysis.donors import fit_donors
-from satlens.analysis.interventions import intervene
-from satlens.analysis.means import fit_means
-from satlens.analysis.route_interventions import (
+from satlens.analysis.interventions.donors import fit_donors
+from satlens.analysis.interventions.gates import intervene
+from satlens.analysis.interventions.means import fit_means
+from satlens.analysis.interventions.routes import (
     MaskRoute,
     MeanRoute,
     OneHotRoute,

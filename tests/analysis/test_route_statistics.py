@@ -13,12 +13,12 @@ from planted import PULL, documents, routed, tiny, token_class
 from scipy.spatial.distance import jensenshannon
 from scipy.special import entr
 
+from satlens.analysis.depth.tables import Routes, route_table
 from satlens.analysis.divergence import divergence
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.reducers import RouteStatistics
-from satlens.analysis.route_tables import Routes, route_table
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.engine.reducers import RouteStatistics
+from satlens.analysis.engine.stream import n_groups, run
 from satlens.analysis.sparsity import sparsity
-from satlens.analysis.stream import n_groups, run
 from satlens.errors import AnalysisError
 
 FAST = {"n_resamples": 99}

@@ -7,15 +7,16 @@ import pytest
 import torch
 from planted import documents, tiny
 
-from satlens.analysis import effective, rows
-from satlens.analysis.effective import EffectiveRoutes
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.interventions import intervene
+from satlens.analysis.depth import effective
+from satlens.analysis.depth.effective import EffectiveRoutes
+from satlens.analysis.engine import rows
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.engine.stream import n_groups, run
+from satlens.analysis.interventions.gates import intervene
+from satlens.analysis.interventions.routes import UniformRoute
 from satlens.analysis.result import Result
-from satlens.analysis.route_interventions import UniformRoute
 from satlens.analysis.routes import routes
 from satlens.analysis.stats import ratio_interval
-from satlens.analysis.stream import n_groups, run
 from satlens.errors import AnalysisError
 from satlens.models.reads import component_hooks, component_names, reads_of
 

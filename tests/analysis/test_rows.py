@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.special import entr, xlogy
 
-from satlens.analysis import rows
-from satlens.analysis.rows import Ownership, as_rows, some_positions, summed, times_log
+from satlens.analysis.engine import rows
+from satlens.analysis.engine.rows import Ownership, as_rows, some_positions, summed, times_log
 
 WIDTHS = (3, 1, 4)
 OWNER_OF = np.repeat(np.arange(len(WIDTHS)), WIDTHS)

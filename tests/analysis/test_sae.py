@@ -10,10 +10,10 @@ import torch
 from planted import GATE, blank, documents, gated, tags_of, tiny
 
 from satlens.analysis.categories import categories
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.sae import SaeSettings, train_sae
-from satlens.analysis.sae_features import ValueSample
-from satlens.analysis.stream import run
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.engine.stream import run
+from satlens.analysis.tokens.features import ValueSample
+from satlens.analysis.tokens.sae import SaeSettings, train_sae
 from satlens.errors import AnalysisError
 
 FAST = {"n_resamples": 99}

@@ -12,10 +12,10 @@ from planted import blank, documents, tags_of, tiny, token_class
 
 from satlens.analysis.ablation import ablate
 from satlens.analysis.categories import categories
-from satlens.analysis.coding import frequency_bands
 from satlens.analysis.divergence import divergence
+from satlens.analysis.engine.coding import frequency_bands
+from satlens.analysis.engine.inputs import open_windows
 from satlens.analysis.evaluation import evaluate
-from satlens.analysis.inputs import open_windows
 from satlens.analysis.result import Result
 from satlens.analysis.sparsity import sparsity
 from satlens.analysis.stats import ratio_interval

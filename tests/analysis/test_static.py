@@ -9,9 +9,9 @@ from planted import documents, tiny
 from scipy import optimize
 
 from satlens.analysis.evaluation import evaluate
-from satlens.analysis.interventions import FreezeGate, OpenGate, intervene
-from satlens.analysis.means import fit_means
-from satlens.analysis.static import fit_static
+from satlens.analysis.interventions.gates import FreezeGate, OpenGate, intervene
+from satlens.analysis.interventions.means import fit_means
+from satlens.analysis.interventions.static import fit_static
 from satlens.errors import AnalysisError
 
 GATE = "blocks.1.attn.hook_v_gate"

@@ -12,15 +12,15 @@ import torch
 from planted import documents, tags_of, tiny
 
 from satlens.analysis.ablation import ablate
-from satlens.analysis.accumulators import GroupSums, load_state, save_state
 from satlens.analysis.categories import categories
 from satlens.analysis.divergence import divergence
+from satlens.analysis.engine.accumulators import GroupSums, load_state, save_state
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.engine.reducers import GateStatistics, RouteStatistics
+from satlens.analysis.engine.stream import depth_of, n_groups, run
 from satlens.analysis.evaluation import evaluate
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.reducers import GateStatistics, RouteStatistics
 from satlens.analysis.routes import routes as effective_routes
 from satlens.analysis.sparsity import sparsity
-from satlens.analysis.stream import depth_of, n_groups, run
 from satlens.errors import AnalysisError, HookError
 
 FAST = {"n_resamples": 99}
@@ -150,7 +150,7 @@ def test_a_damaged_state_is_started_again(docs, tmp_path, caplog):
 def test_a_state_serves_only_the_code_that_made_it(docs, tmp_path, monkeypatch):
     model = tiny("satformer")
     evaluate(model, docs, resume_dir=tmp_path, **FAST)
-    monkeypatch.setattr("satlens.analysis.stream.source_sha256", lambda *names: "other code")
+    monkeypatch.setattr("satlens.analysis.engine.stream.source_sha256", lambda *names: "other code")
     evaluate(model, docs, resume_dir=tmp_path, **FAST)
     monkeypatch.setattr("satlens.__version__", "0.0.0")
     evaluate(model, docs, resume_dir=tmp_path, **FAST)

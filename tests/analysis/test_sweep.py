@@ -10,10 +10,10 @@ import pytest
 from planted import documents, gated, tags_of, tiny
 
 from satlens.analysis.ablation import ablate
-from satlens.analysis.inputs import open_windows
-from satlens.analysis.sweep import sweep
-from satlens.analysis.sweep_kinds import kinds_of
-from satlens.analysis.sweep_pass import measure
+from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.sweeps.cases import sweep
+from satlens.analysis.sweeps.kinds import kinds_of
+from satlens.analysis.sweeps.measure import measure
 from satlens.hooks import ReadOnly
 
 FAST = {"n_resamples": 99}

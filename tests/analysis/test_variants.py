@@ -12,9 +12,9 @@ from satlens.analysis.ablation import ablate, available_kinds
 from satlens.analysis.categories import categories
 from satlens.analysis.divergence import divergence
 from satlens.analysis.evaluation import evaluate
-from satlens.analysis.interventions import intervene
-from satlens.analysis.means import fit_means
-from satlens.analysis.route_interventions import UniformRoute, ZeroRoute
+from satlens.analysis.interventions.gates import intervene
+from satlens.analysis.interventions.means import fit_means
+from satlens.analysis.interventions.routes import UniformRoute, ZeroRoute
 from satlens.analysis.routes import routes
 from satlens.analysis.sparsity import sparsity
 from satlens.errors import AnalysisError

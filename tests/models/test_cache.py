@@ -13,7 +13,7 @@ from straight_line import random_model, random_tokens
 
 import satlens
 from satlens import KVCache
-from satlens.analysis.interventions import GateIntervention, ZeroGate
+from satlens.analysis.interventions.gates import GateIntervention, ZeroGate
 from satlens.errors import DataError, HookError
 from satlens.hooks import ReadOnly
 from satlens.models.presets import VARIANTS

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from satlens.analysis.calibration import coverage, false_positives
 from satlens.analysis.categories import categories
 from satlens.analysis.controls.checks import Check, rate_check
 from satlens.analysis.controls.planted import documents, gated, tags_from
+from satlens.analysis.statistics.calibration import coverage, false_positives
 from satlens.analysis.stats import LEVEL
 
 SHUFFLED = "shuffled labels"

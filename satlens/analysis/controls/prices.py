@@ -35,8 +35,14 @@ from satlens.analysis.controls.priced_routes import (
     route_documents,
 )
 from satlens.analysis.evaluation import evaluate
-from satlens.analysis.interventions import Intervention, MeanGate, OpenGate, ScaleGate, intervene
-from satlens.analysis.means import fit_means
+from satlens.analysis.interventions.gates import (
+    Intervention,
+    MeanGate,
+    OpenGate,
+    ScaleGate,
+    intervene,
+)
+from satlens.analysis.interventions.means import fit_means
 from satlens.data.dataset import DocumentTokens
 
 PRICED = "gates with a known price"

@@ -10,8 +10,8 @@ import torch
 
 from satlens.analysis.controls import circuits, gates, nulls, prices, routes, trained
 from satlens.analysis.controls.checks import RATE_LEVEL, Check, table_of
+from satlens.analysis.engine.stream import Progress
 from satlens.analysis.result import Result
-from satlens.analysis.stream import Progress
 from satlens.provenance import provenance
 
 N_RESAMPLES = 1999

@@ -41,8 +41,8 @@ from satlens.analysis.controls.learning import (
     trained_on,
 )
 from satlens.analysis.controls.planted import CATEGORIES, tags_from
-from satlens.analysis.interventions import intervene
-from satlens.analysis.route_interventions import MaskRoute
+from satlens.analysis.interventions.gates import intervene
+from satlens.analysis.interventions.routes import MaskRoute
 from satlens.data.dataset import DocumentTokens
 from satlens.models.decoder import Decoder
 

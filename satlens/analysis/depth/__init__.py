@@ -1,0 +1,1 @@
+"""Routes over depth: unfolding them, pairing them, their tables."""

@@ -1,0 +1,1 @@
+"""The pass under every analysis: capture, reducers, groups of documents, processes."""

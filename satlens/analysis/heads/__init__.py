@@ -1,0 +1,1 @@
+"""Parts of :mod:`satlens.analysis.circuits`: what heads take from V_1."""

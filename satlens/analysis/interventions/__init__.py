@@ -1,0 +1,1 @@
+"""Interventions on gates, routes and reads, and what they are fitted on."""

@@ -1,0 +1,1 @@
+"""Parts of :mod:`satlens.analysis.stats`, through which analyses use them."""

@@ -1,0 +1,1 @@
+"""Interventions swept over a model: cases, the shared pass, screens and tables."""

@@ -1,0 +1,1 @@
+"""Parts of :mod:`satlens.analysis.categories`: sums by token, drivers, the dictionary of V_1."""
