@@ -44,7 +44,7 @@ def summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def as_rows(weights: Sequence[Tensor]) -> Tensor:
     """(B, t, n) each -> (n of all, B, t) in float64."""
-    return torch.cat([*weights], dim=-1).movedim(-1, 0).contiguous().double()
+    return torch.cat([each.movedim(-1, 0) for each in weights]).double()
 
 
 def over_positions(rows: Tensor) -> Tensor:

@@ -79,9 +79,11 @@ def unfolded(
         for index, source in enumerate(site.sources):
             for m in source.sublayers:
                 source_of[m + 1] = index
-        padded = torch.nn.functional.pad(weights, (0, 1))
-        chosen = torch.tensor(source_of, device=padded.device)
-        yield _read_point(site), padded.index_select(-1, chosen)
+        # Whole rows are copied: tokens along them.
+        rows = weights.movedim(-1, 0)
+        padded = torch.cat([rows, torch.zeros_like(rows[:1])])
+        chosen = torch.tensor(source_of, device=rows.device)
+        yield _read_point(site), padded.index_select(0, chosen).movedim(0, -1)
     if sites[-1].sublayer != "out":
         yield "hook_out_read", weights.new_ones(1, 1, total)
 
