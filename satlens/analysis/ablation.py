@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from satlens.analysis.engine.coding import coding
+from satlens.analysis.engine.coding import BREAKDOWNS, coding, require_tags_of
 from satlens.analysis.engine.inputs import (
-    Slice,
     open_windows,
     opened,
     provenance_of,
+    require_finite,
     sites_of,
     split_notes,
     tokenizer_of,
@@ -28,9 +28,10 @@ from satlens.analysis.engine.inputs import (
 from satlens.analysis.engine.stream import Progress
 from satlens.analysis.interventions.means import per_of
 from satlens.analysis.result import Result
+from satlens.analysis.statistics.resampling import check_draws
 from satlens.analysis.stats import N_RESAMPLES, Adjustment
 from satlens.analysis.sweeps.cases import SCOPES, checked, sweep
-from satlens.analysis.sweeps.fits import Pool, Tagging
+from satlens.analysis.sweeps.fits import OF_POOL, Pool, Tagging
 from satlens.analysis.sweeps.kinds import DEFAULT_KINDS, KINDS, available_kinds, kinds_of, needs_of
 from satlens.analysis.sweeps.measure import Case, measure, of_targets
 from satlens.analysis.sweeps.table import ADJUSTED, ablation_table, category_table
@@ -101,10 +102,14 @@ def ablate(
 
     Raises:
         AnalysisError: no access sites; a kind, scope or adjustment that is unknown or has nothing
-            here; tags of other documents.
+            here; tags of other documents; means or a pool that nothing needs; resample with a
+            single document to draw from; losses of the model that are not finite.
         DataError: no tagger model, documents without text.
     """
+    check_draws(n_resamples, seed)
     scopes = checked("scope", scope, SCOPES)
+    if by is not None:
+        checked("by", by, BREAKDOWNS)
     checked("adjustment", adjustment, tuple(ADJUSTED))
     if "component" not in scopes:
         sites_of(model, analysis="ablate")
@@ -125,9 +130,15 @@ def ablate(
         progress=progress,
     )
     needs = needs_of(model, wanted)
+    given = _given(means)
+    for need in set(given) - needs:
+        raise AnalysisError(f"ablate: means: no kind swept here takes {need}")
+    if pool is not None and not needs.intersection(OF_POOL) - set(given):
+        raise AnalysisError("ablate: pool: no kind swept here is fitted on one")
     if tags is None and ("tags" in needs or by not in (None, "frequency", "position")):
         tags = tagging.of(model, data, windows)
-    _require_same(tags, windows)
+    if tags is not None:
+        require_tags_of(tags, windows, "ablate")
     source = Pool(
         model=model,
         data=data if pool is None else opened(pool),
@@ -135,7 +146,8 @@ def ablate(
         limits=limits if pool is None else {},
         passes=passes,
     )
-    given = _given(means)
+    if "donors" in needs and source.windows().n_documents < 2:
+        raise AnalysisError("ablate: kinds: resample needs at least two documents to draw from")
     fitted = source.fit(needs - set(given), tags, tagging, windows)
     recorded: dict[str, Tensor] = {}
     ingredients = {"seed": seed, "tags": tags, "recorded": recorded, **given, **fitted}
@@ -146,10 +158,11 @@ def ablate(
     sums = measure(model, windows, cases, passes, by=codes, recorded=recorded)
 
     options: dict[str, Any] = {"n_resamples": n_resamples, "seed": seed}
+    require_finite("ablate", sums["nll"], windows)
     table, summary = ablation_table(cases, sums, windows.n_documents, adjustment, options)
     summary |= {
-        "kinds": list(wanted),
-        "scopes": list(scopes),
+        "kinds": [kind for kind in wanted if any(case.kind == kind for case in cases)],
+        "scopes": [one for one in scopes if any(case.scope == one for case in cases)],
         "by": by,
         "fitted_on": source.facts(windows) if fitted else None,
         **({"optimal": fitted["static"].facts} if "static" in fitted else {}),
@@ -160,7 +173,16 @@ def ablate(
     if codes is not None:
         rows = category_table(cases, sums, codes.names, windows.n_documents, options)
         parts = (Result("ablation_categories", rows, origin, {"by": by}, [_CATEGORY_NOTE]),)
-    notes = [*_notes(cases, summary["fitted_on"]), *split_notes(windows)]
+    asked = {
+        "kinds": () if kinds is None else wanted,
+        "scopes": () if scopes == DEFAULT_SCOPES else scopes,
+    }
+    nothing = [
+        f"{name} without a row here: {', '.join(missing)}."
+        for name, values in asked.items()
+        if (missing := [value for value in values if value not in summary[name]])
+    ]
+    notes = [*_notes(cases, summary["fitted_on"]), *nothing, *split_notes(windows)]
     return Result("ablation", table, origin, summary, notes, parts=parts)
 
 
@@ -169,14 +191,6 @@ def _given(means: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
     if means is None:
         return {}
     return {"means" if per_of(means) == "head" else f"means_{per_of(means)}": means}
-
-
-def _require_same(tags: Tags | None, windows: Slice) -> None:
-    if tags is None:
-        return
-    found = [(document.id, len(document.upos)) for document in tags.documents]
-    if found != [(document.id, len(document.tokens)) for document in windows.documents]:
-        raise AnalysisError("ablate: tags: they belong to other documents than the data")
 
 
 def _wanted(

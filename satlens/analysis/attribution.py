@@ -18,6 +18,7 @@ from satlens.analysis.engine.inputs import (
     open_windows,
     opened,
     provenance_of,
+    require_finite,
     sites_of,
     split_notes,
     tokenizer_of,
@@ -26,6 +27,7 @@ from satlens.analysis.engine.stream import Progress, n_groups
 from satlens.analysis.interventions.gates import ZeroGate
 from satlens.analysis.interventions.routes import MaskRoute
 from satlens.analysis.result import Result
+from satlens.analysis.statistics.resampling import check_draws
 from satlens.analysis.stats import N_RESAMPLES, Adjustment
 from satlens.analysis.sweeps.attribution_table import Measured, attribution_table, outer
 from satlens.analysis.sweeps.cases import checked, place_of
@@ -78,8 +80,9 @@ def attribute(
 
     Raises:
         AnalysisError: no access sites, or none with a weight that can be removed alone; an unknown
-            ``exact``.
+            ``exact``; losses of the model that are not finite.
     """
+    check_draws(n_resamples, seed)
     checked("exact", exact, get_args(Exact))
     checked("adjustment", adjustment, tuple(ADJUSTED))
     sites = sites_of(model, analysis="attribute")
@@ -98,6 +101,7 @@ def attribute(
     passes: dict[str, Any] = {"progress": progress, "resume_dir": resume_dir}
     carried = masses(model, windows, sites, passes)
     screened = attributions(model, windows, sites, passes)
+    require_finite("attribute", screened["nll"], windows)
     fisher = screened["fisher"][:, columns]
     chosen = _chosen(exact, cases, fisher)
     measured = Measured(
@@ -107,6 +111,7 @@ def attribute(
         mass_n=carried.n[:, columns],
         attribution=screened["attribution"][:, columns],
         fisher=fisher,
+        chosen=np.isin(np.arange(len(cases)), chosen),
         dnll=_exact(model, windows, cases, chosen, passes),
         n=screened["n"],
     )
@@ -124,7 +129,8 @@ _NOTES = (
     "Removing closes a gate's head, or leaves one source out: of a distribution the others then "
     "share its weight, elsewhere its weight is zero.",
     "attribution is the gradient times the change of the weights, the change in loss to first "
-    "order; fisher adds half of its square, window by window, which stands for the second order; "
+    "order; fisher adds half of its square, window by window, which stands for the second order: "
+    "it ranks well and overshoots where weights are large; "
     "dnll is the change in loss when the unit is removed.",
     "Cost is not usefulness: the rest of the model was trained with what is removed.",
 )

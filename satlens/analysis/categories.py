@@ -21,6 +21,7 @@ from satlens.analysis.engine.coding import (
     crossed,
     frequency_bands,
     position_bands,
+    require_tags_of,
     subwords,
 )
 from satlens.analysis.engine.descriptive import Descriptive, Inputs, measure
@@ -126,7 +127,8 @@ def categories(
 
     Raises:
         AnalysisError: a model without gates and without such routes; an unknown breakdown; ``sae``
-            without V_1; tags of other documents.
+            without V_1, or its settings without it; tags of other documents; a ``contrast`` of
+            equal names, or one given whose names no breakdown has.
         DataError: no tagger model, documents without text.
     """
     analysis = TokenCategories(
@@ -188,6 +190,7 @@ class TokenCategories(Descriptive):
         self.contrast = contrast
         self.adjustment: Adjustment = adjustment
         self.drivers, self.sae = drivers, sae or SaeSettings()
+        self.sae_given = sae is not None
         self.tagger, self.groups, self.tags, self.cache_dir = tagger, groups, tags, cache_dir
 
     def check(self, model: Decoder) -> None:
@@ -201,15 +204,19 @@ class TokenCategories(Descriptive):
         if self.adjustment not in get_args(Adjustment):
             known = " or ".join(get_args(Adjustment))
             raise AnalysisError(f"categories: adjustment: {self.adjustment!r} is not {known}")
+        if len(self.contrast) != 2 or self.contrast[0] == self.contrast[1]:
+            raise AnalysisError(f"categories: contrast: two different names, got {self.contrast}")
         if SAE in self.by:
             require_v_first(model)
+        elif self.sae_given:
+            raise AnalysisError(f"categories: sae: settings without {SAE!r} in by")
 
     def prepare(self, inputs: Inputs) -> None:
         """Tag the documents (and a pool), then fit what predictions and features need."""
         tags = self.tags
         if tags is None:
             tags = self._tagged(inputs, inputs.windows, entities="entity" in self.by)
-        _check_tags(tags, inputs.windows)
+        require_tags_of(tags, inputs.windows, self.name)
         fitted_on, fits, dictionary = None, None, None
         if self.drivers or SAE in self.by:
             own = self.tags is not None
@@ -255,9 +262,19 @@ class TokenCategories(Descriptive):
                 sums = CategorySums(sites, n_groups, by, labels, codings, contrast)
                 contrast = contrast if sums.contrast is None else None
                 reducers.append(sums)
+        self._uncompared = not any(
+            r.pair is not None for r in reducers if isinstance(r, CategorySums)
+        )
+        if self._uncompared and tuple(self.contrast) != CONTRAST:
+            raise AnalysisError(f"categories: {self._no_contrast}")
         if fits is not None:
             reducers.append(DriverSums(sites, n_groups, fits, windows, tags))
         return reducers
+
+    @property
+    def _no_contrast(self) -> str:
+        first, second = self.contrast
+        return f"contrast: no breakdown by {', '.join(self.by)} has both {first} and {second}"
 
     def result(
         self, inputs: Inputs, trained: Sequence[Reducer], initial: Sequence[Reducer] | None
@@ -294,6 +311,8 @@ class TokenCategories(Descriptive):
         tables = [category_table(reducer, cells_of(sites), inputs) for reducer in sums.values()]
         summary["interval"] = tables[0][1]
         table = pd.concat([table for table, _ in tables], ignore_index=True)
+        if self._uncompared:
+            notes.append(f"No {self._no_contrast}.")
         notes += split_notes(inputs.windows)
         return Result("categories", table, source, summary, notes, parts=tuple(parts))
 
@@ -324,10 +343,3 @@ def _fitted_on(inputs: Inputs, tagger: str, pool: Slice | None) -> dict[str, Any
     """The provenance of numbers that rest on a fit."""
     more = {} if pool is None else {"pool": window_facts(pool)}
     return inputs.provenance(tagger=tagger, **more)
-
-
-def _check_tags(tags: Tags, windows: Windows) -> None:
-    if [(d.id, len(d.upos)) for d in tags.documents] != [
-        (d.id, len(d.tokens)) for d in windows.documents
-    ]:
-        raise AnalysisError("categories: tags: they belong to other documents than the data")

@@ -21,6 +21,7 @@ from satlens.analysis.engine.stream import Observed, Progress, Reducer, Transfor
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES, group_of, pool_clusters, ratio_interval
 from satlens.data.windows import IGNORE, Windows
+from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
 
 
@@ -92,6 +93,7 @@ def evaluate(
         whole data with intervals over documents, and over clusters where the data has some.
 
     Raises:
+        AnalysisError: a document's loss is not finite.
         DataError: bad data, or data of another tokenizer.
     """
     (result,) = measure(
@@ -109,6 +111,10 @@ def evaluate(
         progress=progress,
         resume_dir=resume_dir,
     )
+    table = result.table
+    for document, nll, n in zip(table["document"], table["nll"], table["n_tokens"], strict=True):
+        if n and not np.isfinite(nll):
+            raise AnalysisError(f"evaluation: document {document!r}: the loss is not finite")
     return result
 
 

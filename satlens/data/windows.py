@@ -291,7 +291,7 @@ def _of_string(data: str | Path, tokenizer: Any, split: str) -> list[DocumentTok
         return _of_prepared(PreparedDataset.open(data), tokenizer, split)
     if Path(data).suffix == ARRAY_SUFFIX:
         return _of_array(_read_array(Path(data)), tokenizer)
-    return _of_texts(list(read_corpus(data)), tokenizer)
+    return _of_texts(list(read_corpus(data)), tokenizer, str(data))
 
 
 def _is_path(data: str) -> bool:
@@ -329,10 +329,10 @@ def _read_array(path: Path) -> np.ndarray:
 
 
 def _of_texts(
-    documents: Sequence[tuple[str, str, str | None]], tokenizer: Any
+    documents: Sequence[tuple[str, str, str | None]], tokenizer: Any, where: str = "data"
 ) -> list[DocumentTokens]:
     if not documents:
-        raise DataError("data: no documents")
+        raise DataError(f"{where}: no documents")
     if tokenizer is None:
         raise DataError("data: a text needs a tokenizer, and this model has none; pass token ids")
     tokens = encode(tokenizer, [text for _, text, _ in documents])

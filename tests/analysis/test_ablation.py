@@ -13,6 +13,7 @@ from scipy.special import log_softmax, rel_entr
 
 from satlens.analysis.ablation import ablate
 from satlens.analysis.engine.inputs import open_windows
+from satlens.analysis.engine.stream import running
 from satlens.analysis.interventions.donors import fit_donors
 from satlens.analysis.interventions.gates import (
     FreezeGate,
@@ -55,7 +56,8 @@ def log_p(model, windows, *interventions):
     with torch.no_grad(), intervene(model, *interventions):
         for batch in windows:
             real = torch.arange(batch.tokens.shape[1]) < batch.valid.sum(1)[:, None]
-            found.append(model(batch.tokens, attention_mask=real.long()).double().numpy())
+            with running(windows, batch):  # donors are not a token's own document
+                found.append(model(batch.tokens, attention_mask=real.long()).double().numpy())
     return [log_softmax(logits, axis=-1) for logits in found]
 
 
@@ -256,6 +258,27 @@ def test_refusals(docs):
         ablate(tiny("transformer"), docs)
     with pytest.raises(AnalysisError, match="tags: they belong to other documents"):
         ablate(tiny("satformer"), docs, tags=tags_of(documents((5, 6))), kinds="zero")
+
+
+def test_what_was_asked_for_in_vain_is_said(docs):
+    model = tiny("satformer")
+    found = ablate(model, docs, kinds=("zero", "uniform"), scope=("model", "source"), **FAST)
+    assert found.summary["kinds"] == ["zero"]
+    assert found.summary["scopes"] == ["model"]
+    assert "kinds without a row here: uniform." in found.notes
+    assert "scopes without a row here: source." in found.notes
+    assert not any("without a row" in note for note in ablate(model, docs, **FAST).notes)
+    zero = {"kinds": "zero", "scope": "model"}
+    with pytest.raises(AnalysisError, match="by: 'word' is not one of category, upos"):
+        ablate(model, docs, by="word", **zero)
+    with pytest.raises(AnalysisError, match="ablate: means: no kind swept here takes means"):
+        ablate(model, docs, means=fit_means(model, docs), **zero)
+    with pytest.raises(AnalysisError, match="ablate: pool: no kind swept here is fitted"):
+        ablate(model, docs, pool=docs, **zero)
+    with pytest.raises(AnalysisError, match="resample needs at least two documents"):
+        ablate(model, docs[:1], kinds="resample", scope="model")
+    with pytest.raises(AnalysisError, match="n_resamples: must be at least 1, got 0"):
+        ablate(model, docs, n_resamples=0, **zero)
 
 
 def test_intervals_are_paired(docs):

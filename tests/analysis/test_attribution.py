@@ -207,6 +207,7 @@ def planted_units(mass, dnll, noise=0.01, n_groups=40, seed=0):
         mass_n=every,
         attribution=around(dnll),
         fisher=around(dnll),
+        chosen=np.ones(len(mass), dtype=bool),
         dnll=around(dnll),
         n=n,
     )
@@ -248,6 +249,33 @@ def test_outer_deciles():
     assert [len(part) for part in alone] == [1, 0]
 
 
+def test_a_removal_without_a_number_is_undefined_and_was_removed():
+    found = planted_units([0.9, 0.1, 0.3], [0.0, 0.6, 0.2])
+    found.dnll[3, 1] = np.inf
+    found.dnll[:, 2] = np.nan
+    found.chosen[2] = False
+    table, summary = attribution_table(found, 40, "max_t", FAST)
+    flags = [set(words.split(";")) for words in table["flags"]]
+    assert not flags[0] & {"undefined", "not_removed"}
+    assert "undefined" in flags[1]
+    assert "not_removed" not in flags[1]
+    assert "not_removed" in flags[2]
+    assert np.isnan(table["dnll"][1])
+    assert summary["n_removed"] == 1
+
+
+def test_losses_that_are_not_finite_are_refused(docs):
+    model = tiny("satformer")
+    with torch.no_grad():
+        model.ln_final.weight.fill_(np.nan)
+    with pytest.raises(AnalysisError, match="attribute: document 'd0': the model's loss is not"):
+        attribute(model, docs, exact="none", **FAST)
+    with pytest.raises(AnalysisError, match="ablate: document 'd0': the model's loss is not"):
+        satlens.ablate(model, docs, kinds="zero", scope="model", **FAST)
+    with pytest.raises(AnalysisError, match="evaluation: document 'd0': the loss is not finite"):
+        satlens.evaluate(model, docs, **FAST)
+
+
 def test_refusals(docs):
     with pytest.raises(AnalysisError, match="no access sites"):
         attribute(tiny("transformer"), docs)
@@ -269,3 +297,14 @@ def test_continues_where_it_was(docs, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         attribute(model, docs, progress=stop, **options)
     assert attribute(model, docs, **options).table.equals(plain.table)
+
+
+def test_first_order_of_a_nearly_certain_route():
+    scores = torch.tensor([20.0, 0.0, 1.5])
+    weights = scores.softmax(-1)[None, None]
+    gradient = torch.tensor([[[0.1, 3.0, -1.0]]])
+    others = scores[1:].double().softmax(-1)
+    expected = (gradient[0, 0, 1:].double() * others).sum() - (gradient * weights).double().sum()
+    assert float(first_order(weights, gradient, True)[0, 0, 0]) == pytest.approx(
+        float(expected), rel=1e-6
+    )

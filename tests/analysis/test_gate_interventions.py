@@ -272,6 +272,42 @@ def test_draws_depend_on_seed_position_and_token_alone():
     assert torch.equal(gates(model, one, tokens=padded, attention_mask=mask)[:, 6:], whole[:1, :10])
 
 
+def test_a_token_never_gets_the_weights_of_its_own_document():
+    """Two documents, each the other's only donor; a third is in another corpus."""
+    model, docs = tiny("satformer"), documents((30, 17), d_vocab=32)
+    donors = fit_donors(model, docs)
+    seen = []
+
+    def keep(weights, hook):
+        seen.append(weights.clone())
+
+    with intervene(model, ResampleGate(donors=donors)), model.hooks([(GATE, keep)]):
+        evaluate(model, docs, n_resamples=9, batch_size=8)
+    (found,) = seen  # windows: two of the first document, one of the second
+    for row, other in ((0, 1), (1, 1), (2, 0)):
+        n = (13, 16)[row != 1]
+        assert np.array_equal(found[row, :n].numpy(), donors[GATE][other, :n])
+
+
+def test_donors_left_out_of_a_draw():
+    valid = np.arange(10)[None] < np.array([10, 3, 7, 10])[:, None]
+    donors = Donors({GATE: np.zeros((4, 10, 2))}, valid)
+    position, tokens = np.meshgrid(np.arange(10), np.arange(2000), indexing="ij")
+    every, _ = donors.draw(tokens.T, position.T, 0, np.full(2000, -1))
+    assert torch.equal(every, donors.draw(tokens.T, position.T, 0)[0])
+    for own in range(4):
+        drawn, at = donors.draw(tokens.T, position.T, 0, np.full(2000, own))
+        assert at[0].tolist() == list(range(10))
+        for place in range(10):
+            others = [k for k in range(4) if valid[k, place] and k != own]
+            counts = np.bincount(drawn[:, place], minlength=4)
+            assert counts[others].sum() == 2000
+            assert counts[others].min() > 2000 / len(others) - 100
+    alone = Donors({}, np.ones((1, 4), dtype=bool))
+    with pytest.raises(AnalysisError, match="a document is its only donor"):
+        alone.draw(tokens, position, 0, np.zeros(10, dtype=np.int64))
+
+
 def test_what_donors_need():
     model = tiny("satformer")
     with pytest.raises(AnalysisError, match="has no access sites"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from planted import documents, tiny
@@ -176,6 +177,39 @@ EVERY = {
     "remove": lambda m, p, d: RemoveSublayer(component="L0.mlp", role="v"),
 }
 CAUSAL = [kind for kind in EVERY if kind != "shuffle"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [np.int64(1), np.array(1), torch.tensor(1), [np.int32(1)], torch.tensor([1]), range(1, 2)],
+)
+def test_whole_numbers_of_any_library_are_layers_and_heads(given):
+    one = ZeroGate(layer=given, head=given)
+    expected = ZeroGate(layer=1, head=1)
+    model = tiny("satformer")
+    with intervene(model, one):
+        found = model(TOKENS)
+    with intervene(model, expected):
+        assert torch.equal(found, model(TOKENS))
+    assert json.loads(json.dumps(one.identity))["layer"] in (1, [1])
+
+
+@pytest.mark.parametrize(
+    "value", [True, [False], 1.0, np.float64(1), np.bool_(True), torch.tensor(True), "1", [], ()]
+)
+@pytest.mark.parametrize("field", ["layer", "head"])
+def test_what_is_no_layer_or_head_is_refused(field, value):
+    with pytest.raises(HookError, match=f"ZeroGate: {field}.*(whole number|empty)"):
+        ZeroGate(**{field: value})
+
+
+@pytest.mark.parametrize("given", ["zero", ZeroGate, None])
+def test_only_interventions_are_installed(given):
+    with (
+        pytest.raises(AnalysisError, match=r"intervene: .*: not an intervention"),
+        intervene(tiny("satformer"), given),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("kind", EVERY)

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats as sp
 
 from satlens.analysis import stats
+from satlens.errors import AnalysisError
 
 
 def enumerated(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -93,3 +94,23 @@ def test_adjusted_p_are_never_smaller(rng, adjustment):
     if adjustment == "benjamini_hochberg":
         expected = sp.false_discovery_control(test.p.ravel()).reshape(3, 4)
         assert np.array_equal(test.p_adjusted, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_resamples": 0}, "n_resamples: must be at least 1, got 0"),
+        ({"seed": -1}, "seed: must not be negative, got -1"),
+    ],
+)
+def test_settings_that_draw_nothing_are_refused(rng, options, message):
+    values = rng.normal(size=(9, 10))
+    for made in (
+        lambda: stats.sign_flip_test(values, **options),
+        lambda: stats.mean_interval(values, np.ones(9), **options),
+        lambda: stats.rank_correlation_interval(
+            (values, np.ones((9, 10))), (values, np.ones((9, 10))), **options
+        ),
+    ):
+        with pytest.raises(AnalysisError, match=message):
+            made()

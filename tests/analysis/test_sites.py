@@ -19,6 +19,7 @@ from satlens.analysis.evaluation import evaluate
 from satlens.analysis.result import Result
 from satlens.analysis.sparsity import sparsity
 from satlens.analysis.stats import ratio_interval
+from satlens.analysis.tokens.sae import SaeSettings
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
 
@@ -242,6 +243,23 @@ def test_refusals(docs):
         categories(tiny("satformer"), docs, tags=tags_of(docs), by="genre")
     with pytest.raises(AnalysisError, match="other documents"):
         categories(tiny("satformer"), docs, tags=tags_of(docs[1:]))
+
+
+def test_contrasts_that_cannot_be_made(docs):
+    model, tags = tiny("satformer"), tags_of(docs)
+    options = {"tags": tags, "drivers": False, "n_resamples": 99}
+    found = categories(model, docs, by="frequency", **options)
+    note = "No contrast: no breakdown by frequency has both semantic and functional."
+    assert note in found.notes
+    assert not any(part.name == "categories_contrasts" for part in found.parts)
+    with pytest.raises(AnalysisError, match="no breakdown by category has both NOUN and VERB"):
+        categories(model, docs, contrast=("NOUN", "VERB"), **options)
+    with pytest.raises(AnalysisError, match="contrast: two different names"):
+        categories(model, docs, contrast=("semantic", "semantic"), **options)
+    with pytest.raises(AnalysisError, match="sae: settings without 'sae' in by"):
+        categories(model, docs, sae=SaeSettings(), **options)
+    with pytest.raises(AnalysisError, match="seed: must not be negative, got -1"):
+        categories(model, docs, seed=-1, **options)
 
 
 def test_results_are_saved_with_their_parts(docs, tmp_path):

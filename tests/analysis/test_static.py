@@ -89,6 +89,10 @@ def test_a_killed_fit_continues_to_the_same_constants(monkeypatch, tmp_path):
     in_all = expected.n_evaluations + 2  # the means' pass and the clean one
     assert len(calls) == in_all + 1
     assert len(calls) - n_before == in_all - 7
+    names = sorted(path.name.rsplit("-", 1)[0] for path in tmp_path.iterdir())
+    assert names == ["means", "static"]
+    fit_static(model, docs, iterations=5, resume_dir=tmp_path)
+    assert len(calls) == in_all + 1
 
 
 def test_a_token_budget_takes_the_beginnings_of_documents():

@@ -226,6 +226,13 @@ def test_bad_data(data, part):
         as_documents(data, TOKENIZER)
 
 
+def test_an_empty_file_is_named(tmp_path):
+    path = tmp_path / "none.jsonl"
+    path.write_text("\n")
+    with pytest.raises(DataError, match=r"none\.jsonl: no documents"):
+        as_documents(path)
+
+
 def test_text_without_a_tokenizer():
     with pytest.raises(DataError, match="needs a tokenizer"):
         as_documents("some text")

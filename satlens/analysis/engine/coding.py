@@ -66,6 +66,17 @@ def coding(by: str, windows: Windows, tags: Tags | None) -> Coding:
     return _labels([getattr(d, by) for d in documents])
 
 
+def require_tags_of(tags: Tags, windows: Windows, analysis: str) -> None:
+    """Refuse tags that are not of the documents of some windows.
+
+    Raises:
+        AnalysisError: ids or lengths differ.
+    """
+    found = [(document.id, len(document.upos)) for document in tags.documents]
+    if found != [(document.id, len(document.tokens)) for document in windows.documents]:
+        raise AnalysisError(f"{analysis}: tags: they belong to other documents than the data")
+
+
 def occurrences(codes: Coding, windows: Windows) -> np.ndarray:
     """(n_documents, names) bool: documents with a token of each code among those that count.
 

@@ -23,6 +23,7 @@ from satlens.analysis.engine.inputs import (
 )
 from satlens.analysis.engine.stream import Progress, Reducer, n_groups, run, weights_sha256
 from satlens.analysis.result import Result
+from satlens.analysis.statistics.resampling import check_draws
 from satlens.analysis.stats import N_RESAMPLES
 from satlens.models.decoder import Decoder
 
@@ -141,8 +142,10 @@ def inputs_of(
     """The data opened as windows, in batches that all of the analyses can bear.
 
     Raises:
+        AnalysisError: no resamples, or a seed below 0.
         DataError: bad data, or data of another tokenizer.
     """
+    check_draws(n_resamples, seed)
     data = opened(data)
     windows = open_windows(
         model,

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from satlens.analysis.engine.stream import weights_sha256
-from satlens.analysis.stats import MAX_GROUPS, Interval
+from satlens.analysis.stats import MAX_GROUPS, Interval, group_of
 from satlens.data.dataset import PreparedDataset, is_prepared
 from satlens.data.tokenizers import fingerprint, special_ids
 from satlens.data.windows import Windows, as_documents, split_taken
@@ -156,6 +156,19 @@ def documents_in(n: np.ndarray, n_documents: int) -> np.ndarray:
     if n_documents <= MAX_GROUPS:
         return (n > 0).sum(axis=0)
     return np.where((n > 0).any(axis=0), n_documents, 0)
+
+
+def require_finite(analysis: str, nll: np.ndarray, windows: Windows) -> None:
+    """Refuse a model whose losses, summed by document group (G,), are not all finite.
+
+    Raises:
+        AnalysisError: they are not, naming the first document of such a group.
+    """
+    bad = np.flatnonzero(~np.isfinite(nll))
+    if len(bad):
+        groups = group_of(np.arange(windows.n_documents), windows.n_documents)
+        first = windows.documents[np.flatnonzero(np.isin(groups, bad))[0]].id
+        raise AnalysisError(f"{analysis}: document {first!r}: the model's loss is not finite")
 
 
 def interval_protocol(interval: Interval, n_documents: int) -> dict[str, Any]:

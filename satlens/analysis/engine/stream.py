@@ -47,7 +47,7 @@ SAVE_SECONDS = 5.0
 _STATE_VERSION = 1
 _CODE = ("config.py", "hooks.py", "data", "models", "analysis")
 """Sources that decide the numbers of a pass."""
-_current_batch: ContextVar[Batch | None] = ContextVar("satlens_batch", default=None)
+_current: ContextVar[tuple[Windows, Batch] | None] = ContextVar("satlens_batch", default=None)
 
 
 class Observed(NamedTuple):
@@ -191,8 +191,7 @@ def fold(
     path = None
     if resume_dir is not None:
         refuse_foreign_hooks(model)
-        key = pass_key(model, windows, [*what, *world])
-        path = Path(resume_dir) / f"{label}-{key[:24]}.npz"
+        path = state_path(model, windows, what, label, resume_dir)
     numbers = range(first, len(windows), step)[world.rank :: world.size]
     done = 0 if path is None else load_state(path, accumulators)
     every, saved_at = max(1, len(numbers) // 10), time.monotonic()
@@ -207,11 +206,8 @@ def fold(
             batch = windows[numbers[index]]
             groups = group_of(batch.document.numpy(), windows.n_documents)
             on_device = to_device(batch, model.device)
-            token = _current_batch.set(on_device)
-            try:
+            with running(windows, on_device):
                 step_over(on_device, groups)
-            finally:
-                _current_batch.reset(token)
             done = index + 1
             due = done % every == 0 or time.monotonic() - saved_at >= SAVE_SECONDS
             if path is not None and (due or done == len(numbers)):
@@ -292,9 +288,20 @@ def measuring(model: Decoder) -> Iterator[None]:
         model.train(training)
 
 
-def current_batch() -> Batch | None:
-    """The batch that a pass is running, for interventions that need to know its tokens."""
-    return _current_batch.get()
+@contextmanager
+def running(windows: Windows, batch: Batch) -> Iterator[None]:
+    """Inside, ``batch`` of ``windows`` is what :func:`current_batch` gives."""
+    token = _current.set((windows, batch))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_batch() -> tuple[Windows, Batch] | None:
+    """The batch that a pass is running and the partition it is of, for interventions that need to
+    know its tokens and documents."""
+    return _current.get()
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -330,6 +337,14 @@ def pass_key(model: Decoder, windows: Windows, identity: Any) -> str:
         "identity": identity,
     }
     return hashlib.sha256(canonical(content).encode()).hexdigest()
+
+
+def state_path(
+    model: Decoder, windows: Windows, identity: Any, label: str, resume_dir: str | Path
+) -> Path:
+    """Where this process keeps the state of a pass."""
+    key = pass_key(model, windows, [*identity, *processes.world()])
+    return Path(resume_dir) / f"{label}-{key[:24]}.npz"
 
 
 def weights_sha256(model: Decoder) -> str:

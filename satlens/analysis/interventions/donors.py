@@ -6,7 +6,7 @@ Shapes: B batch, T position, N donors, P positions of a context, n weights of a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from satlens.models.layers import at_least_fp32
 from satlens.models.sites import AccessSite
 
 N_DONORS = 64
+_COMPARED = 64
+"""First tokens by which documents of one id are told apart."""
 
 
 class Donors(SiteValues):
@@ -36,37 +38,69 @@ class Donors(SiteValues):
     Args:
         values: hook point -> weights (N, P, n).
         valid: (N, P) bool, which of these are of real, non-special tokens.
+        documents: that they are of, (N,); none leaves open which these are.
 
     Raises:
         AnalysisError: none is.
     """
 
-    def __init__(self, values: Mapping[str, np.ndarray], valid: np.ndarray) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, np.ndarray],
+        valid: np.ndarray,
+        documents: Sequence[DocumentTokens] = (),
+    ) -> None:
         super().__init__(values)
         self.valid = valid
-        n = valid.sum(0)
-        reached = np.flatnonzero(n)
-        if not len(reached):
+        if not valid.any():
             raise AnalysisError("donors: no document has a real token")
-        # At a position that none has, those of the last one before it that some have.
-        nearest = np.searchsorted(reached, np.arange(valid.shape[1]), side="right") - 1
-        self.place = reached[np.maximum(nearest, 0)]
-        """(P,) position whose donors serve a position."""
         self.order = np.argsort(~valid, axis=0, kind="stable")
         """(N, P) donors in order, those that have the position first."""
-        self.n = n
-        """(P,) donors that have a position."""
+        self.rank = np.cumsum(valid, axis=0) - 1
+        """(N, P) place in that order of a donor that has the position."""
+        self._of: dict[str, list[tuple[int, np.ndarray]]] = {}
+        for number, document in enumerate(documents):
+            start = document.tokens[:_COMPARED]
+            self._of.setdefault(document.id, []).append((number, start))
 
-    def draw(self, tokens: np.ndarray, position: np.ndarray, seed: int) -> tuple[Tensor, Tensor]:
-        """The donor of each token and the position taken of it, of the shape of ``tokens``.
+    def own(self, document: DocumentTokens) -> int:
+        """The donor that is of a document, by its id and first tokens; -1 if none is."""
+        for number, start in self._of.get(document.id, ()):
+            n = min(len(start), len(document.tokens))
+            if np.array_equal(start[:n], document.tokens[:n]):
+                return number
+        return -1
 
-        A draw depends on the seed, the token and its position alone. So it is the same whatever
-        else is in the batch, in whole passes and with a cache.
+    def draw(
+        self, tokens: np.ndarray, position: np.ndarray, seed: int, own: np.ndarray | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The donor of each token and the position taken of it, (B, T) each.
+
+        A draw depends on the seed, the token, its position and ``own`` alone. So it is the same
+        whatever else is in the batch, in whole passes and with a cache.
+
+        Args:
+            tokens, position: (B, T).
+            own: (B,) donor that no token of a row may get; -1, or None for all, where every one
+                will do.
+
+        Raises:
+            AnalysisError: a row has no other donor.
         """
-        at = self.place[np.minimum(position, len(self.place) - 1)]
-        number = _mixed(seed, position, tokens) % self.n[at].astype(np.uint64)
-        donor = self.order[number.astype(np.int64), at]
-        return torch.from_numpy(donor), torch.from_numpy(at)
+        own = np.full(len(tokens), -1) if own is None else own
+        left_out = self.valid[own] & (own >= 0)[:, None]
+        n = self.valid.sum(0) - left_out
+        some = n > 0
+        if not some.any(axis=1).all():
+            raise AnalysisError("donors: a document is its only donor; another one is needed")
+        # At a position that none has, those of the last one before it that some have.
+        nearest = np.maximum.accumulate(np.where(some, np.arange(n.shape[1]), -1), axis=1)
+        place = np.where(nearest < 0, some.argmax(axis=1)[:, None], nearest)
+        row = np.arange(len(tokens))[:, None]
+        at = place[row, np.minimum(position, n.shape[1] - 1)]
+        number = (_mixed(seed, position, tokens) % n[row, at].astype(np.uint64)).astype(np.int64)
+        number += left_out[row, at] & (number >= self.rank[own[:, None], at])
+        return torch.from_numpy(self.order[number, at]), torch.from_numpy(at)
 
 
 def _mixed(seed: int, position: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -100,7 +134,10 @@ def fit_donors(
     """Weights of every site in one context of each of several documents, for ResampleGate and
     ResampleRoute.
 
-    They take n x n_ctx numbers for each weight of each site, in fp32.
+    They take n x n_ctx numbers for each weight of each site, in fp32. In an analysis's pass a token
+    never gets the weights of its own document, also where the donors are the evaluated documents.
+    Outside of one, as in ``model(tokens)``, nobody knows of what document tokens are: then give
+    donors of other documents.
 
     Args:
         data: any form; prepared data gives its ``split``, other sources are taken whole.
@@ -118,14 +155,15 @@ def fit_donors(
     data = opened(data)
     tokenizer = tokenizer_of(model, data)
     length = model.cfg.n_ctx
-    documents = [
+    documents = as_documents(data, model.tokenizer, split)
+    contexts = [
         _one_context(
             document._replace(tokens=document.tokens[:max_tokens_per_document]), length, seed
         )
-        for document in as_documents(data, model.tokenizer, split)
+        for document in documents
     ]
     windows = Slice(
-        documents,
+        contexts,
         length,
         batch_size,
         frozenset() if tokenizer is None else special_ids(tokenizer),
@@ -144,7 +182,9 @@ def fit_donors(
         progress=progress,
         resume_dir=resume_dir,
     )
-    return rows.donors()
+    # Every document has one window, so rows are documents.
+    whole = {id(context): document for context, document in zip(contexts, documents, strict=True)}
+    return rows.donors([whole[id(context)] for context in windows.documents])
 
 
 class _Rows:
@@ -168,10 +208,11 @@ class _Rows:
         self.weights[start : start + n, :length] = weights.cpu().numpy()
         self.valid[start : start + n, :length] = batch.valid.cpu().numpy()
 
-    def donors(self) -> Donors:
-        """Them by site."""
+    def donors(self, documents: Sequence[DocumentTokens] = ()) -> Donors:
+        """Them by site; ``documents`` are those of the rows."""
         parts = np.split(self.weights, np.cumsum(list(self.widths.values()))[:-1], axis=-1)
-        return Donors(dict(zip(self.widths, parts, strict=True)), self.valid.astype(bool))
+        values = dict(zip(self.widths, parts, strict=True))
+        return Donors(values, self.valid.astype(bool), documents)
 
     def arrays(self) -> Arrays:
         return {"weights": self.weights, "valid": self.valid}
@@ -200,6 +241,8 @@ def resampled(
 ) -> Tensor:
     """A site's weights in other documents, in place of every token's weights ``like`` (B, T, n).
 
+    In an analysis's pass a donor of a token's own document is left out of the draw.
+
     Args:
         who: the intervention, for errors.
 
@@ -212,7 +255,10 @@ def resampled(
         )
 
     def drawn() -> tuple[Tensor, Tensor]:
-        return donors.draw(running.tokens.cpu().numpy(), running.position.cpu().numpy(), seed)
+        documents = running.documents
+        own = None if documents is None else np.array([donors.own(one) for one in documents])
+        tokens, position = running.tokens.cpu().numpy(), running.position.cpu().numpy()
+        return donors.draw(tokens, position, seed, own)
 
     donor, position = running.once(("draw", id(donors), seed), drawn)
     values = torch.from_numpy(donors[site.hook])

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from satlens.analysis.interventions.axes import axis_values, chosen_of
 from satlens.analysis.interventions.donors import Donors, resampled
 from satlens.analysis.interventions.means import SiteValues, mean_weights, per_of
 from satlens.analysis.interventions.running import Running
@@ -36,7 +37,6 @@ from satlens.errors import AnalysisError, HookError
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
 
-Which = int | str | Sequence[int] | Sequence[str] | None
 HookFunction = Callable[..., Tensor | None]
 
 
@@ -55,6 +55,17 @@ class Intervention:
     """Roles: v of gates; shared, qk, q, k, v or r of routes."""
     sublayer: str | Sequence[str] | None = None
     """Sublayers that take: attn, mlp, depth (after a layer), out."""
+
+    def __post_init__(self) -> None:
+        """Whole numbers of any library as those of Python, several as a tuple.
+
+        Raises:
+            HookError: a layer or head that is no whole number, or none of several.
+        """
+        for axis in ("layer", "head", "role", "sublayer"):
+            given = getattr(self, axis, None)
+            if given is not None:
+                object.__setattr__(self, axis, axis_values(type(self).__name__, axis, given))
 
     @property
     def causal(self) -> bool:
@@ -91,7 +102,7 @@ class Intervention:
         """
         chosen = list(found)
         for axis in ("layer", "role", "sublayer"):
-            wanted = _chosen(getattr(self, axis))
+            wanted = chosen_of(getattr(self, axis))
             if wanted is None:
                 continue
             present = {getattr(site, axis): None for site in found}
@@ -175,8 +186,8 @@ class GateIntervention(SiteIntervention):
     def sites(self, model: Decoder) -> list[AccessSite]:
         found = super().sites(model)
         n_heads = min(site.n_heads for site in found)
-        for head in _chosen(self.head) or ():
-            if not isinstance(head, int) or not 0 <= head < n_heads:
+        for head in chosen_of(self.head) or ():
+            if not 0 <= head < n_heads:
                 raise HookError(
                     f"{type(self).__name__}: head {head!r}: gates have the KV heads "
                     f"0 to {n_heads - 1}"
@@ -185,7 +196,7 @@ class GateIntervention(SiteIntervention):
 
     def _at(self, weights: Tensor, hook: Any, *, site: AccessSite, running: Running) -> Tensor:
         edited = self.edit(weights, site, running).to(weights.dtype)
-        heads = _chosen(self.head)
+        heads = chosen_of(self.head)
         if heads is None:
             return edited
         kept = weights.clone()
@@ -233,7 +244,7 @@ class ScaleGate(GateIntervention):
 class MeanGate(GateIntervention):
     """Replace each head's gate by its mean over tokens, fitted on other data.
 
-    Means per position count a token's place in its document. Those per category need the tags of
+    Means per position count a token's place in its window. Those per category need the tags of
     what is running; a tagger reads whole sentences, so they are not causal.
     """
 
@@ -270,7 +281,8 @@ class ResampleGate(GateIntervention):
     """Replace a token's gates by those of a token at the same position of another document.
 
     All heads and layers take them from the same place. Which document it is depends on the seed,
-    the position and the token alone, not on what else is in the batch.
+    the position, the token and (in an analysis, to leave it out) the token's document, not on what
+    else is in the batch.
     """
 
     name = "resample"
@@ -322,8 +334,15 @@ def intervene(model: Decoder, *interventions: Intervention) -> Iterator[Decoder]
         HookError: a layer, head, role or sublayer that the model does not have; inside the context,
             a pass with a cache under an intervention that is not causal, or under others than the
             cache was begun with.
-        AnalysisError: an intervention on gates or routes of a model without any.
+        AnalysisError: an intervention on gates or routes of a model without any; something that is
+            no intervention.
     """
+    for one in interventions:
+        if not isinstance(one, Intervention):
+            what = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
+            raise AnalysisError(
+                f"intervene: {what}: not an intervention; give instances, as ZeroGate(layer=3)"
+            )
     running = Running(model)
     hooks = [hook for one in interventions for hook in one.hooks(model, running)]
     hooks += [look for one in interventions for look in one.looks(model, running)]
@@ -355,15 +374,6 @@ def _begin(
 def _end(running: Running, model: Any, args: Any, output: Any) -> None:
     """After each forward: what it gave, which a later one may continue."""
     running.end(output)
-
-
-def _chosen(which: Which) -> tuple[Any, ...] | None:
-    """One value or several as a tuple; None stays None, which means all."""
-    if which is None:
-        return None
-    if isinstance(which, int | str):
-        return (which,)
-    return tuple(which)
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from satlens.analysis.engine.accumulators import Accumulator, GroupSums
-from satlens.analysis.engine.coding import Coding, coding
+from satlens.analysis.engine.coding import Coding, coding, require_tags_of
 from satlens.analysis.engine.inputs import concatenated, open_windows
 from satlens.analysis.engine.reducers import SiteMeans
 from satlens.analysis.engine.stream import Observed, Progress, Transform, run
@@ -108,7 +108,8 @@ def fit_means(
     Args:
         data: any form; prepared data gives its ``split``, other sources are taken whole.
         per: a mean for each ``head`` (of a route, each source); for each of them and each
-            ``position`` of the context; or for each of them and each ``category`` of the token.
+            ``position`` in the window, of which a document may have several; or for each of them
+            and each ``category`` of the token.
         tags: of the documents that means are taken of, for those per category.
 
     Returns:
@@ -147,9 +148,7 @@ def _categories(windows: Windows, tags: Tags | None) -> Coding:
         raise AnalysisError(
             "fit_means: means per category need tags: satlens.data.tags.tag_documents"
         )
-    found = [(d.id, len(d.upos)) for d in tags.documents]
-    if found != [(d.id, len(d.tokens)) for d in windows.documents]:
-        raise AnalysisError("fit_means: tags: they belong to other documents than the data")
+    require_tags_of(tags, windows, "fit_means")
     return coding("category", windows, tags)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from satlens.analysis.engine.stream import current_batch
+from satlens.data.dataset import DocumentTokens
 from satlens.data.tokenizers import special_ids
 from satlens.data.windows import Batch
 from satlens.errors import AnalysisError
@@ -90,8 +91,16 @@ class Running:
     @property
     def batch(self) -> Batch | None:
         """The batch of an analysis that these tokens are; None outside of one."""
-        batch = current_batch()
-        return batch if batch is not None and batch.tokens is self._tokens else None
+        current = current_batch()
+        return current[1] if current is not None and current[1].tokens is self._tokens else None
+
+    @property
+    def documents(self) -> list[DocumentTokens] | None:
+        """The document of each row; None outside of an analysis."""
+        current = current_batch()
+        if current is None or self.batch is None:
+            return None
+        return [current[0].documents[number] for number in self.batch.document.tolist()]
 
     @property
     def valid(self) -> Tensor:

@@ -14,9 +14,16 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from satlens.analysis.engine.accumulators import GroupSums
+from satlens.analysis.engine.accumulators import (
+    Arrays,
+    GroupSums,
+    Maxima,
+    load_state,
+    save_state,
+)
 from satlens.analysis.engine.inputs import open_windows, opened, sites_of
-from satlens.analysis.engine.stream import Progress, fold
+from satlens.analysis.engine.processes import merge
+from satlens.analysis.engine.stream import Progress, fold, refuse_foreign_hooks, state_path
 from satlens.analysis.interventions.means import SiteValues, fit_means, per_of
 from satlens.analysis.sweeps.gradients import frozen
 from satlens.data.windows import IGNORE, Batch, Windows, as_documents, tokens_per_document
@@ -26,6 +33,8 @@ from satlens.models.sites import AccessSite
 
 MAX_TOKENS = 20_000
 ITERATIONS = 30
+_KEPT = 4
+"""Evaluations kept for a killed fit, as a multiple of the iterations."""
 
 
 class Constants(SiteValues):
@@ -112,8 +121,8 @@ def fit_static(
     if means is None:
         means = fit_means(model, data, split=split, **limits, **passes)
     windows = open_windows(model, data, split=split, **limits)
-    loss = _Loss(model, windows, sites, passes)
     start = np.concatenate([np.asarray(means[site.hook], dtype=np.float64) for site in sites])
+    loss = _Loss(model, windows, sites, passes, start, _KEPT * (iterations + 2))
     # Less than the loss is rounded by is no progress.
     options = {"maxiter": iterations, "ftol": torch.finfo(_wide(model.dtype)).eps}
     found = optimize.minimize(
@@ -134,6 +143,41 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+class _Evaluations:
+    """What evaluations gave in their order, kept for a fit that is killed.
+
+    Args:
+        capacity: evaluations kept at most.
+        width: of their points.
+    """
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self.width, self.stored = width, 0
+        self.rows = np.zeros((capacity, 2 * width + 1))
+        """(capacity, 2 width + 1): point, loss, gradient."""
+
+    def at(self, number: int, point: np.ndarray) -> tuple[float, np.ndarray] | None:
+        """Loss and gradient of an evaluation, if it is kept and was at this point."""
+        row = self.rows[number] if number < self.stored else None
+        if row is None or not np.array_equal(row[: self.width], point, equal_nan=True):
+            return None
+        return float(row[self.width]), row[self.width + 1 :].copy()
+
+    def put(self, number: int, point: np.ndarray, loss: float, gradient: np.ndarray) -> None:
+        """Keep an evaluation; later ones are forgotten."""
+        self.rows[number] = np.concatenate((point, [loss], gradient))
+        self.stored = number + 1
+
+    def arrays(self) -> Arrays:
+        return {"rows": self.rows}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.rows[...] = arrays["rows"]
+
+    def merge(self, other: _Evaluations) -> None:
+        raise NotImplementedError  # every process has them all
+
+
 class _Loss:
     """Mean loss over a partition as a function of the gates' constants."""
 
@@ -143,11 +187,27 @@ class _Loss:
         windows: Windows,
         sites: list[AccessSite],
         passes: dict[str, Any],
+        start: np.ndarray,
+        capacity: int,
     ) -> None:
         self.model, self.windows, self.sites = model, windows, sites
         self.passes = passes
+        self.width = sum(site.n_heads for site in sites)
         self.n_evaluations = 0
         self.first = np.nan
+        self._earlier = _Evaluations(capacity, self.width)
+        self._path: Path | None = None
+        if passes["resume_dir"] is not None:
+            refuse_foreign_hooks(model)
+            identity = ["static", start.tolist(), capacity]
+            self._path = state_path(model, windows, identity, "static", passes["resume_dir"])
+            self._earlier.stored = load_state(self._path, {"evaluations": self._earlier})
+            # Processes skip the same evaluations, those that all of them have.
+            fewest = Maxima((1,))
+            fewest.add(torch.tensor([[-float(self._earlier.stored)]]))
+            merge({"fewest": fewest})
+            self._earlier.stored = int(-fewest.values[0])
+        self._n_run = 0
 
     def by_site(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """(sum of K,) -> hook point -> (K,)."""
@@ -168,7 +228,16 @@ class _Loss:
         return loss, gradient
 
     def _run(self, values: np.ndarray | None) -> tuple[float, np.ndarray]:
-        width = sum(site.n_heads for site in self.sites)
+        """One evaluation, or what it gave before a kill."""
+        number, self._n_run = self._n_run, self._n_run + 1
+        point = np.full(self.width, np.nan) if values is None else values
+        found = self._earlier.at(number, point)
+        if found is None:
+            found = self._evaluate(values, number)
+        return found
+
+    def _evaluate(self, values: np.ndarray | None, number: int) -> tuple[float, np.ndarray]:
+        width = self.width
         sums = GroupSums(1, {"nll": (), "n": (), "gradient": (width,)})
 
         def step_over(batch: Batch, groups: np.ndarray) -> None:
@@ -178,18 +247,28 @@ class _Loss:
             rows = {"nll": np.array([nll]), "n": np.array([int(n)]), "gradient": gradient[None]}
             sums.add(np.zeros(1, dtype=np.int64), **rows)
 
+        identity, label = [None if values is None else values.tolist()], f"static-{number}"
         fold(
             self.model,
             self.windows,
             {"sums": sums},
             step_over,
-            identity=["static", None if values is None else values.tolist()],
+            identity=identity,
             inside=lambda: frozen(self.model),
-            label=f"static {self.n_evaluations}",
+            label=label,
             **self.passes,
         )
         n = sums["n"][0]
-        return float(sums["nll"][0] / n), sums["gradient"][0] / n
+        loss, gradient = float(sums["nll"][0] / n), sums["gradient"][0] / n
+        if self._path is not None and number < len(self._earlier.rows):
+            point = np.full(width, np.nan) if values is None else values
+            self._earlier.put(number, point, loss, gradient)
+            save_state(self._path, {"evaluations": self._earlier}, number + 1)
+            # The evaluation's own state has served.
+            what = [identity, label, 0, 1]
+            folder = self._path.parent
+            state_path(self.model, self.windows, what, label, folder).unlink(missing_ok=True)
+        return loss, gradient
 
     def _of_batch(self, batch: Batch, values: np.ndarray | None) -> tuple[float, np.ndarray | None]:
         """Summed loss of a batch and its gradient."""

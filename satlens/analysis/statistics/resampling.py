@@ -20,6 +20,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import special, stats
 
+from satlens.errors import AnalysisError
+
 LEVEL = 0.95
 N_RESAMPLES = 9999
 
@@ -50,6 +52,18 @@ class Ends(NamedTuple):
     """Where every resample gave the same, up to rounding."""
 
 
+def check_draws(n_resamples: int, seed: int) -> None:
+    """Refuse settings of resampling that mean nothing.
+
+    Raises:
+        AnalysisError: no resamples, or a seed below 0.
+    """
+    if n_resamples < 1:
+        raise AnalysisError(f"n_resamples: must be at least 1, got {n_resamples}")
+    if seed < 0:
+        raise AnalysisError(f"seed: must not be negative, got {seed}")
+
+
 def bootstrap(
     statistic: Statistic,
     sizes: tuple[int, ...],
@@ -68,6 +82,7 @@ def bootstrap(
     same resamples since the seed is the same, so that memory is bounded. ``expand`` is explained at
     the top of the module; without it the level is 95 %.
     """
+    check_draws(n_resamples, seed)
     every = Ends(*np.full((2, n_cells), np.nan), *np.zeros((2, n_cells), dtype=bool))
     chunk = max(1, _CHUNK_ELEMENTS // n_resamples if chunked else n_cells)
     if chunked:
@@ -101,6 +116,7 @@ def distribution(
     batch: int,
 ) -> np.ndarray:
     """(cells, resamples) values of the statistic, through ``scipy.stats.bootstrap``."""
+    check_draws(n_resamples, seed)
 
     def of_indices(*indices: np.ndarray, axis: int) -> np.ndarray:
         counts = (_counts(drawn, n) for drawn, n in zip(indices, sizes, strict=True))

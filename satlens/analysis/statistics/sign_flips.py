@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from satlens.analysis.statistics.bootstrap import join_flags
-from satlens.analysis.statistics.resampling import N_RESAMPLES, ROUNDING
+from satlens.analysis.statistics.resampling import N_RESAMPLES, ROUNDING, check_draws
 
 Adjustment = Literal["max_t", "benjamini_hochberg"]
 
@@ -57,6 +57,7 @@ def sign_flip_test(
     ``benjamini_hochberg`` the share of false ones among the positives. All patterns are enumerated
     when 2^G <= ``n_resamples``, else drawn, with p = (k + 1) / (n_resamples + 1).
     """
+    check_draws(n_resamples, seed)
     differences = np.asarray(differences, dtype=np.float64)
     grid = differences.shape[1:]
     flat = differences.reshape(len(differences), int(np.prod(grid)))

@@ -58,15 +58,17 @@ class Measured:
     """(G, U), first order, with ``n``."""
     fisher: np.ndarray
     """(G, U), second order, with ``n``."""
+    chosen: np.ndarray
+    """(U,) units that were removed."""
     dnll: np.ndarray
-    """(G, U), NaN for what was not removed, with ``n``."""
+    """(G, U), with ``n``; NaN for what was not removed, and where a removal gave no number."""
     n: np.ndarray
     """(G,) scored tokens."""
 
     @property
     def removed(self) -> np.ndarray:
-        """(U,) units with an exact cost."""
-        return np.asarray(np.isfinite(self.dnll).all(axis=0))
+        """(U,) units with an exact cost: removed, and every loss was finite."""
+        return self.chosen & np.isfinite(self.dnll).all(axis=0)
 
     @property
     def kinds(self) -> np.ndarray:
@@ -88,7 +90,10 @@ def attribution_table(
     """A row a unit, and the agreement of mass, screens and cost."""
     intervals = {"mass": ratio_interval(found.mass, found.mass_n, **options)}
     for name in ("attribution", "fisher", "dnll"):
-        intervals[name] = mean_interval(getattr(found, name), found.n, **options)
+        values = getattr(found, name)
+        if name == "dnll":  # one loss that is no number makes the mean none
+            values = np.where(found.removed, values, np.nan)
+        intervals[name] = mean_interval(values, found.n, **options)
     columns = _labels(found)
     for name, interval in intervals.items():
         columns |= interval_columns(name, interval)
@@ -133,7 +138,8 @@ def attribution_table(
 
 def _flags(found: Measured, disagrees: np.ndarray, intervals: Mapping[str, Interval]) -> np.ndarray:
     static = np.array(["static" if case.static else "" for case in found.cases])
-    kept = np.where(found.removed, "", "not_removed")
+    kept = np.where(found.chosen, "", "not_removed")
+    kept[found.chosen & ~found.removed] = "undefined"
     marks = join_marks(join_marks(static, kept), np.where(disagrees, "disagrees", ""))
     shown = {name: interval.flags for name, interval in intervals.items()}
     # What was not removed is no failure of an interval.

@@ -48,15 +48,23 @@ def first_order(weights: Tensor, gradient: Tensor, simplex: bool) -> Tensor:
     w, g = weights.double(), gradient.double()
     if not simplex:
         return -g * w
-    rest = 1 - w
+    # Of the weights themselves: 1 - w would lose what a rounded w close to 1 leaves.
+    rest = w.sum(-1, keepdim=True) - w
     whole = (g * w).sum(-1, keepdim=True)
-    return torch.where(rest > 0, w * (whole - g) / rest, 0.0)
+    return torch.where(rest > 0, (whole - g * w) / rest - whole, 0.0)
 
 
 def site_gradients(
     model: Decoder, batch: Batch, sites: Sequence[AccessSite]
 ) -> list[tuple[Tensor, Tensor]]:
     """Weights of each site and the gradients of the batch's summed loss, (B, T, n) each."""
+    return _gradients(model, batch, sites)[0]
+
+
+def _gradients(
+    model: Decoder, batch: Batch, sites: Sequence[AccessSite]
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Those, and the losses (B, T)."""
     seen: dict[str, Tensor] = {}
 
     def show(weights: Tensor, hook: Any) -> Tensor:
@@ -68,7 +76,7 @@ def site_gradients(
         nll = model(batch.tokens, return_type="loss", targets=batch.targets, loss_per_token=True)
         weights = [seen[site.hook] for site in sites]
         gradients = torch.autograd.grad(nll.sum(), weights)
-    return [(w.detach(), g) for w, g in zip(weights, gradients, strict=True)]
+    return [(w.detach(), g) for w, g in zip(weights, gradients, strict=True)], nll.detach()
 
 
 @contextmanager
@@ -87,25 +95,27 @@ def frozen(model: Decoder) -> Iterator[None]:
 def attributions(
     model: Decoder, windows: Windows, sites: Sequence[AccessSite], passes: dict[str, Any]
 ) -> GroupSums:
-    """Sums by document group: ``attribution`` and ``fisher`` (G, C), ``n`` (G,) scored tokens.
+    """Sums by document group: ``attribution`` and ``fisher`` (G, C), ``nll`` and ``n`` (G,).
 
-    The one is first order, the other second.
+    The first is of first order, the second of second; ``n`` counts scored tokens.
 
     Args:
         passes: ``progress`` and ``resume_dir``.
     """
     widths = [width_of(site) for site in sites]
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("attribution", "fisher"), (sum(widths),))
-    sums = GroupSums(n_groups(windows), {**shapes, "n": ()})
+    sums = GroupSums(n_groups(windows), {**shapes, "nll": (), "n": ()})
 
     def step_over(batch: Batch, groups: np.ndarray) -> None:
+        pairs, nll = _gradients(model, batch, sites)
         found = [
             first_order(w, g, site.support == "simplex").sum(1)
-            for site, (w, g) in zip(sites, site_gradients(model, batch, sites), strict=True)
+            for site, (w, g) in zip(sites, pairs, strict=True)
         ]
         first = torch.cat(found, 1)
         second = first + first.square() / 2
-        sums.add(groups, attribution=first, fisher=second, n=(batch.targets != IGNORE).sum(1))
+        losses = {"nll": nll.double().sum(1), "n": (batch.targets != IGNORE).sum(1)}
+        sums.add(groups, attribution=first, fisher=second, **losses)
 
     fold(
         model,
