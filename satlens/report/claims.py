@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import pandas as pd
@@ -147,7 +147,7 @@ def verdict(claim: Claim, effects: Sequence[Effect]) -> Verdict:
     # The interval over seeds decides where there is one; single seeds are its points.
     over_seeds = [each for each in effects if each.covers == OVER_SEEDS]
     judged = over_seeds or effects
-    if not all(each.has_interval for each in judged):
+    if not all(each.has_interval and each.flags != TOO_FEW for each in judged):
         return "undecided"
     near = [min(claim.side * each.low, claim.side * each.high) for each in judged]
     far = [max(claim.side * each.low, claim.side * each.high) for each in judged]
@@ -165,12 +165,13 @@ def _weakest(claim: Claim, effects: Sequence[Effect]) -> Effect | None:
 # -- what is measured ------------------------------------------------------------------------------
 
 OVER_SEEDS = "other seeds"
+TOO_FEW = "too_few_seeds"
 
 
 def _against(reference: str) -> Callable[[Run, str], Iterable[Measured]]:
     """Loss of an arm minus that of the arm of another variant, over paired seeds.
 
-    Where the seeds are too few for a sign test to reach 0.05, the interval is withheld.
+    Where the seeds are too few for a sign test to reach 0.05, the interval decides nothing.
     """
 
     def measure(run: Run, arm: str) -> Iterable[Measured]:
@@ -183,7 +184,7 @@ def _against(reference: str) -> Callable[[Run, str], Iterable[Measured]]:
                 continue
             found = effect(row, "difference", covers=OVER_SEEDS)
             if float(row["sign_p_min"]) > ALPHA:
-                found = Effect(value=found.value, covers=OVER_SEEDS, flags="too_few_seeds")
+                found = replace(found, flags=TOO_FEW)
             yield Measured(None, found)
             for name in row.index:
                 if str(name).startswith("seed_") and pd.notna(row[name]):

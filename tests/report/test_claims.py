@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import mock_tables as mock
 import pytest
 
@@ -59,7 +57,8 @@ def test_a_loss_claim_needs_seeds_that_can_settle_it(tmp_path):
 
     two = row_of(run_of(tmp_path, comparison=compared(-0.06, -0.061)), LOWER)
     assert two["verdict"] == "undecided"
-    assert math.isnan(two["value_low"])
+    assert two["value_high"] < -0.01
+    assert two["flags"] == "too_few_seeds"
 
 
 def test_flipped_signs_turn_the_verdict_and_the_words(tmp_path):
