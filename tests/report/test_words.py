@@ -570,6 +570,17 @@ def test_formats() -> None:
     assert effect({"x": 1.0, "x_low": None}, "x").verdict == "no_interval"
 
 
+def test_content_dependence_is_said_in_shares():
+    summary = mock.route_summary()
+    summary["routes"]["overall"]["content_dependence"] = mock.cell(0.12)
+    summary["routes"]["weight_variance"] = {"tokens": mock.cell(0.34)}
+    table = mock.routes(mock.route_weights())
+    (found,) = [s for s in words.sparsity(table, summary) if "decides" in s]
+    assert "12.0 %" in found
+    assert "34.0 % of the variance" in found
+    assert not [s for s in words.sparsity(table, mock.route_summary()) if "decides" in s]
+
+
 # -- mass and cause, circuits ----------------------------------------------------------------------
 
 

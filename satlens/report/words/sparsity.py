@@ -182,7 +182,7 @@ def _routes(rows: Frame, routes: Mapping[str, Any], who: str) -> list[Finding]:
     findings += [_families(overall, bool(routes.get("n_signed"))), *_signed(routes, who)]
     findings += [_embedding(rows), *_roles(rows)]
     if routes.get("n_static", 0) < routes.get("n_reads", 1):
-        findings.append(_tokens(routes))
+        findings += [_content(routes), _tokens(routes)]
     if routes.get("n_undefined"):
         n = count(int(routes["n_undefined"]), "token-read pair")
         findings.append(
@@ -271,6 +271,24 @@ def _roles(rows: Frame) -> list[Finding]:
         return [Finding(f"{text}: no difference between the roles is established.", "open")]
     rest = len(layers) - more - less
     return [Finding(f"{text}; in {rest} they overlap." if rest else f"{text}.")]
+
+
+def _content(routes: Mapping[str, Any]) -> Finding | None:
+    """How much of what routes could tell about their token they tell."""
+    found = effect_of(routes["overall"].get("content_dependence"))
+    if not math.isfinite(found.value):
+        return None
+    tokens = effect_of((routes.get("weight_variance") or {}).get("tokens"))
+    share = (
+        f" {tenths(tokens.value)} % of the variance of all weights lies between tokens, "
+        f"{interval_percent(tokens)}; the rest between reads and sources."
+        if math.isfinite(tokens.value)
+        else ""
+    )
+    return Finding(
+        f"The token decides {tenths(found.value)} % of what a route could say about it (mutual "
+        f"information of token and source by log n), {interval_percent(found)}.{share}"
+    )
 
 
 def _tokens(routes: Mapping[str, Any]) -> Finding | None:
