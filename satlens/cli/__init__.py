@@ -43,10 +43,15 @@ def main() -> None:
 
 def _shared() -> None:
     """The command as one of the processes that torchrun started."""
-    from satlens.analysis.engine.processes import joined
+    from satlens.analysis.engine.processes import finish, joined
 
     with joined():
-        app()
+        try:
+            app()
+        except SystemExit as end:
+            if end.code:
+                raise
+    finish()
 
 
 def _guarded(command: Callable[[], Any]) -> None:

@@ -13,7 +13,7 @@ from satlens.analysis.ablation import ablate
 from satlens.analysis.analyze import analyze
 from satlens.analysis.attribution import attribute
 from satlens.analysis.divergence import divergence
-from satlens.analysis.engine.processes import first_alone, joined
+from satlens.analysis.engine.processes import finish, first_alone, joined
 from satlens.analysis.evaluation import evaluate
 from satlens.errors import AnalysisError
 
@@ -82,3 +82,4 @@ def main(folder: Path, state: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    finish()
