@@ -130,6 +130,13 @@ def curves(root: Path, params: dict[str, Any], report: Report) -> None:
     collect(runs).save(root / "results")
 
 
+def bench(root: Path, params: dict[str, Any], report: Report) -> None:
+    """What training costs in every architecture of the study."""
+    import satlens
+
+    satlens.bench(**params, progress=_counted(report)).save(root / "results")
+
+
 def report(root: Path, params: dict[str, Any], report: Report) -> None:
     """The HTML page."""
     from satlens.report import build_report
@@ -137,14 +144,17 @@ def report(root: Path, params: dict[str, Any], report: Report) -> None:
     build_report(root)
 
 
-def tokens_a_minute(arms: list[ModelConfig], cfg: TrainConfig, workers: int) -> float:
+def tokens_a_minute(arms: list[tuple[ModelConfig, int]], cfg: TrainConfig, workers: int) -> float:
     """Training tokens a run may have for each minute that all runs together may take.
 
-    Times a few steps of every arm once; with tokens n, the runs take sum(n / speed) / workers.
+    Times a few steps of every arm once; with n tokens the runs take sum(n seeds / speed) / workers.
+
+    Args:
+        arms: each with its number of seeds.
     """
     from satlens.analysis.efficiency import training_speed
 
-    seconds_a_token = sum(1 / training_speed(arm, cfg) for arm in arms)
+    seconds_a_token = sum(seeds / training_speed(arm, cfg) for arm, seeds in arms)
     return 60 * workers / seconds_a_token
 
 

@@ -92,12 +92,13 @@ def test_minutes_become_equal_whole_step_budgets_once(recipe, tmp_path, monkeypa
 
 
 def test_bad_recipes_name_file_and_field(tmp_path):
-    with pytest.raises(ConfigError, match="no such recipe; there are tiny, zoo"):
+    with pytest.raises(ConfigError, match=r"no such recipe; there are .*tiny, zoo"):
         load_recipe("tinny")
     path = tmp_path / "bad.yaml"
     for text, message in (
         ("name: a\ntitle: b\nsedes: 3\n", r"unknown field 'sedes' \(did you mean 'seeds'\?\)"),
         ("name: a\ntitle: b\narms: {x: {variant: t}}\nseeds: 0\n", "seeds: must be positive"),
+        ("name: a\ntitle: b\narms: {x: {variant: t, seeds: 0}}\n", r"arms\.x\.seeds: must be pos"),
         ("name: a\ntitle: b\n", "arms: a study needs at least one"),
         ("name: a\ntitle: b\ncontrasts: [[x, y]]\n", "contrasts: no arm 'x'"),
         ("name: [", "bad.yaml"),
@@ -180,3 +181,25 @@ def test_every_arm_writes_the_tables_that_its_analyses_make(tmp_path):
     written = {path.rpartition("/")[2] for path in steps["results/x-seed0/routes"].outputs}
     assert {"routes.csv", "routes.png", "routes_reads.csv", "routes_reads.json"} <= written
     assert "results/y-seed0/route_weights.csv" in steps["results/y-seed0/sparsity"].outputs
+
+
+@pytest.mark.parametrize("name", ["satformer", "rd-attnres"])
+def test_recipes_of_papers_pair_every_contrast_and_stay_within_their_seeds(name, tmp_path):
+    plan = make_plan(load_recipe(name), tmp_path, workers=1)
+    steps = {s.id: s for s in study_steps(plan)}
+    for first, second in plan.contrasts:
+        assert set(plan.seeds_of(first)) & set(plan.seeds_of(second))
+    few = next(arm for arm, spec in plan.arms.items() if spec.seeds is not None)
+    assert f"train/{few}/seed{plan.arms[few].seeds - 1}" in steps
+    assert f"train/{few}/seed{plan.arms[few].seeds}" not in steps
+    assert steps["comparison"].params["runs"][few] == [
+        f"train/{few}/seed{k}" for k in range(plan.arms[few].seeds)
+    ]
+    most = plan.analysis_seeds["trajectory"]
+    assert f"results/{name}-seed{most - 1}/trajectory" in steps
+    assert f"results/{name}-seed{most}/trajectory" not in steps
+    assert f"results/{name}-seed{plan.seeds - 1}/sparsity" in steps
+    fewer = make_plan(load_recipe(name), tmp_path / "one", seeds=1, workers=1)
+    assert list(fewer.seeds_of(few)) == [0]
+    assert "results/bench.csv" in steps["bench"].outputs
+    assert set(steps["bench"].params["variants"]) <= {arm.variant for arm in plan.arms.values()}

@@ -23,7 +23,7 @@ CHECKPOINT_ANALYSES = (
     "circuits",
     *(f"trajectory_{name}" for name in ("sparsity", "routes", "categories", "divergence")),
 )
-STUDY_RESULTS = ("comparison", "curves")
+STUDY_RESULTS = ("comparison", "curves", "bench")
 
 
 class Missing(NamedTuple):
@@ -94,13 +94,20 @@ def collect(root: str | Path) -> Run:
     planned = run.recipe.get("arms", {})
     run.arms = [*planned, *sorted({arm for arm, _ in found if arm not in planned})]
     for arm in run.arms:
-        n_seeds = int(run.recipe.get("seeds", 0)) if arm in planned else 0
+        n_seeds = _planned_seeds(run.recipe, arm) if arm in planned else 0
         run.seeds[arm] = sorted({*range(n_seeds), *(k for name, k in found if name == arm)})
         for seed in run.seeds[arm]:
             _load_checkpoint_results(run, arm, seed)
     for name in STUDY_RESULTS:
-        _load(run, root / "results", name, None, None, expected=bool(planned))
+        expected = bool(run.recipe.get("bench")) if name == "bench" else bool(planned)
+        _load(run, root / "results", name, None, None, expected=expected)
     return run
+
+
+def _planned_seeds(recipe: dict[str, Any], arm: str) -> int:
+    """Seeds that the plan gives an arm."""
+    every, own = int(recipe.get("seeds", 0)), recipe["arms"][arm].get("seeds")
+    return every if own is None else min(every, int(own))
 
 
 def _stored_numbers(path: Path) -> int | None:
@@ -139,7 +146,8 @@ def _on_disk(root: Path) -> list[tuple[str, int]]:
 
 def _load_checkpoint_results(run: Run, arm: str, seed: int) -> None:
     spec = run.recipe.get("arms", {}).get(arm, {})
-    expected = set(spec.get("analyses", ()))
+    limits = run.recipe.get("analysis_seeds", {})
+    expected = {name for name in spec.get("analyses", ()) if seed < limits.get(name, seed + 1)}
     along = spec.get("options", {}).get("trajectory", {}).get("analyses", ())
     expected |= {f"trajectory_{name}" for name in along if "trajectory" in expected}
     folder = run.root / "results" / f"{arm}-seed{seed}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,11 @@ def _calibrated(
     """Equal token budget of every run, in whole steps, that training takes ``minutes`` with."""
     from satlens.actions import tokens_a_minute
 
-    arms = [model_config(recipe, arm) for arm in chosen]
+    planned = replace(recipe, seeds=seeds)
+    arms = [(model_config(recipe, arm), len(planned.seeds_of(arm))) for arm in chosen]
     cfg = train_config(recipe, 0)
-    step = cfg.batch_size * cfg.grad_accum * arms[0].n_ctx
-    tokens = tokens_a_minute(arms, cfg, workers) / seeds * minutes
+    step = cfg.batch_size * cfg.grad_accum * arms[0][0].n_ctx
+    tokens = tokens_a_minute(arms, cfg, workers) * minutes
     return max(1, int(tokens) // step) * step
 
 

@@ -40,6 +40,8 @@ class Arm:
     """Further arguments of an analysis, by its name."""
     optional: bool = False
     """Whether the arm is left out unless it is asked for (``--arch``)."""
+    seeds: int | None = None
+    """Seeds of this arm where it has fewer than the study."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -75,6 +77,20 @@ class Recipe:
     """Test documents that every analysis covers, a fixed sample; all where null."""
     slices: dict[Analysis, int] = field(default_factory=dict)
     """First tokens of every test document that each analysis covers; all where absent."""
+    analysis_seeds: dict[Analysis, int] = field(default_factory=dict)
+    """Seeds whose checkpoint an analysis covers, from 0; all where absent."""
+    bench: dict[str, Any] | None = None
+    """Arguments of ``satlens.bench`` over the arms, at the recipe's size; null times nothing."""
+
+    def seeds_of(self, arm: str) -> range:
+        """Seeds that an arm is trained with."""
+        own = self.arms[arm].seeds
+        return range(self.seeds if own is None else min(own, self.seeds))
+
+    def seeds_measured(self, arm: str, analysis: Analysis) -> range:
+        """Seeds of an arm whose checkpoint an analysis covers."""
+        most = self.analysis_seeds.get(analysis, self.seeds)
+        return self.seeds_of(arm)[:most]
 
     def __post_init__(self) -> None:
         for pair in self.contrasts:
@@ -85,6 +101,11 @@ class Recipe:
             raise ValueError("arms: a study needs at least one")
         if self.seeds < 1:
             raise ValueError(f"seeds: must be positive, got {self.seeds}")
+        limits = {f"arms.{name}.seeds": arm.seeds for name, arm in self.arms.items()}
+        limits |= {f"analysis_seeds.{name}": n for name, n in self.analysis_seeds.items()}
+        for name, limit in limits.items():
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name}: must be positive, got {limit}")
         for share in self.milestones:
             if not 0 < share < 1:
                 raise ValueError(f"milestones: a share of training lies between 0 and 1: {share}")

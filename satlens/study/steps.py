@@ -31,7 +31,8 @@ def study_steps(recipe: Recipe) -> list[Step]:
     steps = _data_steps(recipe)
     for seed in range(recipe.seeds):
         for arm in recipe.arms:
-            steps += _arm_steps(recipe, arm, seed)
+            if seed in recipe.seeds_of(arm):
+                steps += _arm_steps(recipe, arm, seed)
     steps += _comparing_steps(recipe)
     results = tuple(s.id for s in steps if s.outputs[0].startswith("results/"))
     page = ("report.html", "results/claims.csv", "results/claims.json")
@@ -60,7 +61,7 @@ def _data_steps(recipe: Recipe) -> list[Step]:
 
 def _comparing_steps(recipe: Recipe) -> list[Step]:
     """Tables over all runs: paired differences where there are two arms, training curves."""
-    runs = {arm: [f"train/{arm}/seed{k}" for k in range(recipe.seeds)] for arm in recipe.arms}
+    runs = {arm: [f"train/{arm}/seed{k}" for k in recipe.seeds_of(arm)] for arm in recipe.arms}
     needs = tuple(run for arm in runs.values() for run in arm)
     outputs = tuple(f"results/{name}" for name in _files("curves"))
     steps = [_step("curves", {"runs": runs}, needs, outputs, 5)]
@@ -76,7 +77,19 @@ def _comparing_steps(recipe: Recipe) -> list[Step]:
         files = _files("comparison", ["comparison_milestones"])
         outputs = tuple(f"results/{name}" for name in files)
         steps.append(_step("comparison", params, ("data", *needs), outputs, 60))
+    if recipe.bench is not None:
+        outputs = tuple(f"results/{name}" for name in _files("bench"))
+        steps.append(_step("bench", _timed(recipe), (), outputs, 120))
     return steps
+
+
+def _timed(recipe: Recipe) -> dict[str, Any]:
+    """Arguments of the timing: every variant among the arms, at the recipe's size."""
+    plain = [arm.variant for arm in recipe.arms.values() if not arm.fields]
+    sizes = {"d_vocab": recipe.vocab_size, **recipe.model}
+    train = train_config(recipe, 0)
+    settings = {"batch_size": train.batch_size, "precision": train.precision}
+    return {"variants": plain, **sizes, **settings, **(recipe.bench or {})}
 
 
 def _taggers(recipe: Recipe) -> dict[str, dict[str, Any]]:
@@ -112,6 +125,8 @@ def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
         )
     ]
     for name in recipe.arms[arm].analyses:
+        if seed not in recipe.seeds_measured(arm, name):
+            continue
         folder = f"results/{arm}-seed{seed}"
         options = recipe.arms[arm].options.get(name, {})
         tags = _tags_folder(options) if name == "categories" else None
