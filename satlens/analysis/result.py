@@ -131,9 +131,13 @@ class Result:
                 f"{directory}: cannot write {self.name}: {error.strerror}"
             ) from error
 
+    def csv(self) -> bytes:
+        """The table as :meth:`save` writes it."""
+        return self.table.to_csv(index=False, lineterminator="\n").encode()
+
     def _files(self) -> dict[str, bytes]:
         """CSV and JSON of the table and of its parts, by file name."""
-        csv = self.table.to_csv(index=False, lineterminator="\n").encode()
+        csv = self.csv()
         record = {
             "schema_version": SCHEMA_VERSION,
             "name": self.name,

@@ -84,3 +84,24 @@ def report(
     from satlens.report import build_report
 
     print(build_report(run))
+
+
+@app.command()
+def figures(
+    run: Annotated[Path, typer.Argument(help="Folder of a study (runs/satformer).")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files; default RUN/figures.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Repeatable: a figure; default: all with tables.")
+    ] = None,
+) -> None:
+    """Draw the figures of the papers from a study's tables: PDF, PNG, plotted values, sidecar."""
+    from satlens.display import progress_bar
+    from satlens.report.paper_figures import draw_figures
+
+    with progress_bar() as progress:
+        drawn = draw_figures(run, out, only=tuple(only or ()), progress=progress)
+    for figure in drawn:
+        where = figure.files[0].with_suffix("") if figure.files else f"not drawn: {figure.reason}"
+        print(f"{figure.name}: {where}{'.{pdf,png,csv,json}' if figure.files else ''}")

@@ -154,10 +154,24 @@ def stacked(panels: Sequence[Panel], width: float = DOUBLE, empty: str = "no dat
     return figure
 
 
-def picture_bytes(figure: Figure, kind: str = "png", dpi: int = DPI) -> bytes:
-    """The figure as a PNG or PDF file, the same bytes for the same figure."""
+def picture_bytes(
+    figure: Figure,
+    kind: str = "png",
+    dpi: int = DPI,
+    *,
+    title: str | None = None,
+    about: str | None = None,
+) -> bytes:
+    """The figure as a PNG or PDF file, the same bytes for the same figure.
+
+    Args:
+        title, about: written into the file's metadata.
+    """
+    names = {"title": "Title", "about": {"png": "Description", "pdf": "Subject"}[kind]}
+    said = {names["title"]: title, names["about"]: about}
+    metadata = METADATA[kind] | {name: text for name, text in said.items() if text is not None}
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=dpi, metadata=METADATA[kind])
+    figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
     return buffer.getvalue()
 
 

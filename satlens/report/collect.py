@@ -65,6 +65,20 @@ class Run:
                 found[arm] = seeds
         return found
 
+    @property
+    def name(self) -> str:
+        """Name of the study; of its folder where it has no plan."""
+        return str(self.recipe.get("name") or self.root.resolve().name)
+
+    def place(self, result: Result) -> str:
+        """Where the table of one of these results is, relative to the run."""
+        folders = [(f"results/{arm}-seed{k}", each) for (arm, k, _), each in self.results.items()]
+        folders += [("results", each) for each in self.study.values()]
+        for folder, each in folders:
+            if any(found is result for found in (each, *each.parts)):
+                return f"{folder}/{result.name}.csv"
+        raise ValueError(f"{result.name}: no result of this run")
+
     def variant(self, arm: str) -> str:
         """Variant name of an arm."""
         return str(self.recipe.get("arms", {}).get(arm, {}).get("variant", arm))
