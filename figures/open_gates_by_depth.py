@@ -7,7 +7,7 @@ untrained: a ReLU gate that never learned anything is open half of the time.
 import pandas as pd
 
 from satlens.plotting.style import COLUMN, MUTED, colour, new_figure, point_range, styled
-from satlens.report.paper_figures import Drawing, NotDrawn
+from satlens.report.paper_figures import Drawing, NotDrawnError
 
 SOURCE = "SATFormer (arXiv 2605.03953)"
 
@@ -15,7 +15,7 @@ SOURCE = "SATFormer (arXiv 2605.03953)"
 def draw(run):
     found = run.of("sparsity").get("satformer", {})
     if not found:
-        raise NotDrawn("needs the sparsity of an arm satformer")
+        raise NotDrawnError("needs the sparsity of an arm satformer")
     rows = []
     for seed, result in found.items():
         gates = result.table[result.table["kind"] == "gate"]

@@ -37,7 +37,7 @@ DRAWN_WITH = ("matplotlib", "numpy", "pandas", "seaborn")
 Progress = Callable[[str, int, int], None]
 
 
-class NotDrawn(SatlensError):
+class NotDrawnError(SatlensError):
     """A study lacks what a figure shows; the message says what."""
 
 
@@ -135,9 +135,9 @@ def draw_figures(
             progress(script.name, done, len(chosen))
         try:
             drawing = script.module.draw(run)
-        except NotDrawn as reason:
+        except NotDrawnError as reason:
             if only:
-                raise NotDrawn(f"{script.name}: {reason}") from None
+                raise NotDrawnError(f"{script.name}: {reason}") from None
             drawn.append(Drawn(script.name, (), str(reason)))
             continue
         drawn.append(Drawn(script.name, _write(script, drawing, run, folder), ""))
