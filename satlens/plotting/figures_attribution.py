@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from satlens.plotting.intervals import ends
@@ -24,12 +25,12 @@ from satlens.plotting.style import (
     zero_line,
 )
 
-_MASS = {
+MASS = {
     "norm_share": "share of V\N{SUBSCRIPT ONE} in the norm of the values",
     "weight": "mean weight",
     "rectified_share": "share of |w| ||X|| in the read",
 }
-_COST = "exact change in NLL (nats/token)"
+COST = "exact change in NLL (nats/token)"
 _SCREENED = "screened change in NLL (nats/token)"
 _WIDE = 20.0
 """How far the largest cost is above the median, from which axes are logarithmic."""
@@ -58,12 +59,12 @@ def _row(where: Any, kind: tuple[str, str], rows: Frame, agreement: Mapping[str,
     removed = rows[rows["dnll"].notna()]
     name = "heads of gates" if kind[0] == "gate" else "sources of routes"
     if len(removed):
-        _mass(left, removed, "dnll", _COST, agreement.get("mass_dnll"))
+        _mass(left, removed, "dnll", COST, agreement.get("mass_dnll"))
         _screen(right, removed, agreement)
     else:
         _mass(left, rows, "fisher", _SCREENED, agreement.get("mass_fisher"))
         no_data(right, "no unit was removed exactly")
-    left.set_xlabel(_MASS[kind[1]] + left.get_xlabel())
+    left.set_xlabel(MASS[kind[1]] + left.get_xlabel())
     left.set_title(f"Mass against cost: {name}")
 
 
@@ -71,23 +72,23 @@ def _mass(ax: Any, rows: Frame, stat: str, label: str, rank: Mapping[str, Any] |
     """Mass across, cost up; units that disagree in colour and named."""
     apart = carries(rows, "disagrees", "mass")
     for some, shade in ((rows[~apart], MUTED), (rows[apart], colour(1))):
-        _points(ax, some, "mass", stat, shade)
+        points(ax, some, "mass", stat, shade)
     zero_line(ax)
-    _wide(ax, rows, "y")
+    wide_axes(ax, rows, "y")
     ax.set_ylabel(label)
-    _name_units(ax, rows[apart], stat)
+    name_units(ax, rows[apart], stat)
     ax.set_xlabel(_correlation(rank))
 
 
 def _screen(ax: Any, rows: Frame, agreement: Mapping[str, Any]) -> None:
     """Both orders across, exact cost up, and the line where they are equal."""
     for name, label, shade in (("attribution", "first", MUTED), ("fisher", "second", colour(0))):
-        _points(ax, rows, name, "dnll", shade)
+        points(ax, rows, name, "dnll", shade)
         rank = agreement.get(f"{name}_dnll") or {}
         said = "" if rank.get("estimate") is None else f" ({rank['estimate']:.2f})"
         said = said.replace("-", "\N{MINUS SIGN}")
         ax.plot([], [], linestyle="none", marker="o", color=shade, label=f"{label} order{said}")
-    _wide(ax, rows, "xy")
+    wide_axes(ax, rows, "xy")
     both = np.array([ax.get_xlim(), ax.get_ylim()])
     reach = np.linspace(both[:, 0].max(), both[:, 1].min(), 200)
     ax.plot(reach, reach, color=MUTED, linewidth=0.7, zorder=0.5, label="equal")
@@ -100,11 +101,11 @@ def _screen(ax: Any, rows: Frame, agreement: Mapping[str, Any]) -> None:
         title_fontsize=7,
     )
     ax.set_xlabel(_SCREENED)
-    ax.set_ylabel(_COST)
+    ax.set_ylabel(COST)
     ax.set_title("Screened against exact cost")
 
 
-def _wide(ax: Any, rows: Frame, axes: str) -> None:
+def wide_axes(ax: Any, rows: Frame, axes: str) -> None:
     """Logarithmic axes, linear about zero, where a few units cost far more than most."""
     cost = rows["dnll"].abs().astype(float).dropna()
     cost = cost[cost > 0]
@@ -117,23 +118,25 @@ def _wide(ax: Any, rows: Frame, axes: str) -> None:
         getattr(ax, f"set_{axis}scale")("symlog", linthresh=linear, linscale=0.5)
 
 
-def _points(ax: Any, rows: Frame, across: str, up: str, shade: str) -> None:
-    """Points with both intervals."""
+def points(
+    ax: Any, rows: Frame, across: str, up: str, shade: str, marker: str = "o", **options: Any
+) -> None:
+    """Points with both intervals; ``options`` are those of the marks."""
     x, y = (rows[name].to_numpy(dtype=float) for name in (across, up))
     for name, lines, other in ((across, ax.hlines, y), (up, ax.vlines, x)):
         low, high = ends(rows, name)
         has = np.isfinite(low) & np.isfinite(high)
         lines(other[has], low[has], high[has], color=shade, linewidth=0.5, alpha=0.6, zorder=2)
-    ax.plot(x, y, linestyle="none", marker="o", markersize=3, color=shade, zorder=3)
+    ax.plot(x, y, linestyle="none", marker=marker, markersize=3, color=shade, zorder=3, **options)
 
 
-def _name_units(ax: Any, rows: Frame, stat: str) -> None:
+def name_units(ax: Any, rows: Frame, stat: str, at_most: int = _LABELS) -> None:
     """The units that lie furthest apart, by name, as far as the names do not cover each other."""
     place = ax.transScale + ax.transLimits
     named: list[Any] = []
     for _, row in rows.sort_values("rank_difference", key=lambda d: -d.abs()).iterrows():
         x, y = place.transform((row["mass"], row[stat]))
-        if len(named) < _LABELS and all(abs(y - v) > 0.07 or abs(x - u) > 0.35 for u, v in named):
+        if len(named) < at_most and all(abs(y - v) > 0.07 or abs(x - u) > 0.35 for u, v in named):
             named.append((x, y))
             ax.annotate(
                 unit_name(row),
@@ -143,6 +146,7 @@ def _name_units(ax: Any, rows: Frame, stat: str) -> None:
                 ha="left" if x < 0.6 else "right",
                 fontsize=6.5,
                 color=INK,
+                path_effects=[withStroke(linewidth=1.5, foreground="white")],
             )
 
 

@@ -210,6 +210,7 @@ def route_map(
     limits: tuple[float, float],
     signed: bool = False,
     deepest: int | None = None,
+    ringed: str | None = None,
     title: str = "",
 ) -> ScalarMappable:
     """Mass that the reads of one role give to each source.
@@ -221,6 +222,7 @@ def route_map(
 
     Args:
         deepest: number of sublayers on the axis, given so that panels can share it.
+        ringed: column that says which cells get a small ring in their corner.
     """
     cmap = SIGNED if signed else AMOUNT
     labels = list(dict.fromkeys(table["row"]))
@@ -229,10 +231,12 @@ def route_map(
     spans = [span_of(str(label)) for label in table["source"]]
     if deepest is None:
         deepest = max((span.last + 1 for span in spans if span is not None), default=0)
-    for span, label, value in zip(spans, table["row"], table[weight].astype(float), strict=True):
+    rings = table[ringed].astype(bool) if ringed is not None else np.zeros(len(table), dtype=bool)
+    cells = zip(spans, table["row"], table[weight].astype(float), rings, strict=True)
+    for span, label, value, marked in cells:
         if span is not None and np.isfinite(value):
             shade = cmap(float(np.clip((value - limits[0]) / (limits[1] - limits[0] or 1), 0, 1)))
-            _source_cell(ax, place[label], span, value, shade, write)
+            _source_cell(ax, place[label], span, value, shade, write, marked)
     ax.set_xlim(0, deepest + _EMBEDDING_WIDTH)
     ax.set_ylim(len(labels), 0)
     for side in ax.spines.values():
@@ -243,7 +247,9 @@ def route_map(
     return ScalarMappable(Normalize(*limits), cmap)
 
 
-def _source_cell(ax: Axes, row: int, span: Span, value: float, shade: Any, write: bool) -> None:
+def _source_cell(
+    ax: Axes, row: int, span: Span, value: float, shade: Any, write: bool, ringed: bool
+) -> None:
     """A source as a cell over its sublayers, its mass in per cent."""
     x, width = span.first + _EMBEDDING_WIDTH, span.last - span.first + 1
     if span.kind == "embedding":
@@ -251,6 +257,9 @@ def _source_cell(ax: Axes, row: int, span: Span, value: float, shade: Any, write
     edge = 1.0 if write else 0.3
     ax.add_patch(Rectangle((x, row), width, 1, facecolor=shade, edgecolor="white", linewidth=edge))
     ink = _ink_on(shade)
+    if ringed:
+        ring = {"markersize": 2.2, "markerfacecolor": "none", "markeredgewidth": 0.6}
+        ax.plot(x + width - 0.2, row + 0.18, "o", markeredgecolor=ink, **ring)
     if span.kind == "partial":
         inner = Rectangle((x + 0.06, row + 0.09), width - 0.12, 0.82, fill=False)
         inner.set(edgecolor=ink, linewidth=0.8 if write else 0.4, linestyle=(0, (1, 1.2)))

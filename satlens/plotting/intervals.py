@@ -92,6 +92,52 @@ def heads_by_layer(
     _layer_axis(ax, [table])
 
 
+def heads_of_seeds(
+    ax: Axes,
+    table: Frame,
+    stat: str,
+    *,
+    colours: Sequence[Any],
+    established: str | None = None,
+    marker: str = "o",
+    label: str | None = None,
+    width: float = 0.76,
+) -> None:
+    """A point a row within its layer: heads side by side in groups, a group a seed.
+
+    Args:
+        table: columns ``layer, seed, stat`` with ends, and ``head`` where a layer has several.
+        colours: of the seeds in turn, so that neighbouring groups can differ.
+        established: column of booleans; points of the other rows are hollow.
+        label: of the first colour's points.
+        width: of all points of a layer, layers being 1 apart.
+    """
+    heads = sorted(table["head"].dropna().unique()) if "head" in table else []
+    seeds = sorted(table["seed"].unique())
+    n = max(len(heads), 1)
+    slots = len(seeds) * n + (len(seeds) - 1) * (n > 1)  # a slot between groups
+    for number, seed in enumerate(seeds):
+        of_seed = table[table["seed"] == seed]
+        filled = of_seed[established].astype(bool) if established else of_seed["seed"] == seed
+        for full in (False, True):
+            rows = of_seed[filled == full]
+            slot = rows["head"].map({head: i for i, head in enumerate(heads)}) if heads else 0.0
+            shift = number * (n + (n > 1)) + slot - (slots - 1) / 2
+            x = rows["layer"].astype(float) + shift * (width / slots)
+            point_range(
+                ax,
+                x.to_numpy(),
+                rows[stat].to_numpy(dtype=float),
+                *ends(rows, stat),
+                colour=colours[number % len(colours)],
+                marker=marker,
+                filled=full,
+                size=3.0 if slots <= 8 else 2.2,
+                label=label if full and number == 0 else None,
+            )
+    _layer_axis(ax, [table])
+
+
 def _dashes(ax: Axes, x: np.ndarray, level: np.ndarray, half: float) -> None:
     """A short grey line at each level of a baseline."""
     ax.hlines(level, x - half, x + half, color=MUTED, linewidth=1.6, zorder=2, clip_on=False)

@@ -32,6 +32,8 @@ DOUBLE = 6.9
 PAGE = 8.9
 """Height in inches that a figure should not exceed."""
 DPI = 200
+SCREEN_DPI = 110
+"""Of the pictures that a notebook keeps: they are read on a screen, and there are many of them."""
 FORMATS = ("png", "pdf")
 
 INK = "#1f2933"
@@ -118,7 +120,7 @@ class StyledFigure(Figure):
 
     def _repr_png_(self) -> bytes:
         """What notebooks show, with or without their plotting magic."""
-        return picture_bytes(self)
+        return picture_bytes(self, dpi=SCREEN_DPI)
 
 
 def new_figure(width: float, height: float) -> StyledFigure:

@@ -81,6 +81,18 @@ class Script:
         return (self.module.__doc__ or self.name).strip().splitlines()[0].rstrip(".")
 
 
+def of_variant(run: Run, analysis: str, variant: str) -> tuple[str, dict[int, Result]]:
+    """The first arm of a variant that has an analysis, and its results by seed.
+
+    Raises:
+        NotDrawnError: there is none.
+    """
+    for arm, seeds in run.of(analysis).items():
+        if run.variant(arm) == variant:
+            return arm, seeds
+    raise NotDrawnError(f"needs the {analysis} of an arm of variant {variant}")
+
+
 def scripts_folder() -> Path:
     """Where the scripts are: in the package, or beside it in a source tree."""
     installed = Path(str(files("satlens"))) / "figures"
@@ -124,9 +136,14 @@ def draw_figures(
         only: names of figures; all where empty.
 
     Raises:
-        SatlensError: no such study or figure; a figure named in ``only`` that cannot be drawn.
+        SatlensError: no such study or figure; a figure named in ``only`` that cannot be drawn; a
+            table that cannot be read, since a figure without it would pass for a whole one; a
+            folder that cannot be written.
     """
     run = collect(study)
+    for each in run.missing:
+        if each.reason.startswith("not readable") and each.name != "run.json":
+            raise SatlensError(f"{run.root}: {each.name} is {each.reason}")
     folder = run.root / FOLDER if out is None else Path(out)
     chosen = scripts(only)
     drawn = []
@@ -158,11 +175,14 @@ def _write(script: Script, drawing: Drawing, run: Run, folder: Path) -> tuple[Pa
     written = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(contents.items())}
     sidecar = {**facts, "files": written}
     contents[f"{script.name}.json"] = (json.dumps(sidecar, indent=1) + "\n").encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in contents.items():
-        temporary = folder / f".{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(data)
-        os.replace(temporary, folder / name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in contents.items():
+            temporary = folder / f".{name}.{os.getpid()}.tmp"
+            temporary.write_bytes(data)
+            os.replace(temporary, folder / name)
+    except OSError as error:
+        raise SatlensError(f"{folder}: cannot write {script.name}: {error.strerror}") from error
     return tuple(folder / name for name in contents)
 
 
