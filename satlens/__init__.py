@@ -32,6 +32,7 @@ _HOMES = {
     "SatlensError": "satlens.errors",
     "attention": "satlens.models.attention",
     "build": "satlens.models.build",
+    "register_stream": "satlens.models.register",
     "KVCache": "satlens.models.cache",
     "load": "satlens.checkpoints",
     "save": "satlens.checkpoints",

@@ -211,6 +211,20 @@ Stream = (
     | DeltaStream
 )
 
+REGISTERED: dict[str, type] = {}
+"""Configurations of streams from outside of the package, by their ``kind``; see
+:func:`satlens.register_stream`."""
+
+
+def _registered(value: Any, validate: Any) -> Any:
+    """A registered stream is validated by its own class, every other one as a built-in."""
+    given = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    cls = REGISTERED.get(given) if isinstance(given, str) else None
+    return validate(value) if cls is None else TypeAdapter(cls).validate_python(value)
+
+
+AnyStream = Annotated[Annotated[Stream, Field(discriminator="kind")], WrapValidator(_registered)]
+
 
 # -- the model ---------------------------------------------------------------------------------
 
@@ -272,7 +286,7 @@ class ModelConfig:
     embedding 0.02 sqrt(d_model), unembedding 0.02; normal_0.02: every matrix N(0, 0.02^2)."""
     value_residual: ValueResidual = Field(default=NoValueResidual(), discriminator="kind")
     """What is added to a layer's values."""
-    stream: Stream = Field(default=ResidualStream(), discriminator="kind")
+    stream: AnyStream = ResidualStream()
     """How sublayers read what earlier ones wrote."""
 
     def __post_init__(self) -> None:
@@ -495,7 +509,7 @@ def _first_fault(error: ValidationError, cls: type) -> str:
 
 
 def _nested_fields() -> list[str]:
-    kinds = (*get_args(ValueResidual), *get_args(Stream))
+    kinds = (*get_args(ValueResidual), *get_args(Stream), *REGISTERED.values())
     return list(dict.fromkeys(f.name for cls in kinds for f in fields(cls)))
 
 

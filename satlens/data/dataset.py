@@ -105,6 +105,14 @@ class PreparedDataset:
         self.special_ids = special_ids(tokenizer)
         self._splits: dict[str, Split] = {}
 
+    def __repr__(self) -> str:
+        counts = self.manifest["splits"]
+        sizes = (f"{name} {counts[name]['n_documents']}" for name in SPLITS)
+        return (
+            f"PreparedDataset({self.manifest['source']['name']!r}, {self.vocab_size} tokens in the "
+            f"vocabulary, documents: {', '.join(sizes)})"
+        )
+
     @classmethod
     def open(cls, path: str | Path) -> PreparedDataset:
         """Open a folder and check every file against the manifest.

@@ -24,6 +24,8 @@ FAMILIES: tuple[tuple[str, Family], ...] = (
     (r"^(un)?embed\.weight$", "embeddings"),
     (r"\.(qkv|o|gate_up|down)\.weight$", "matrices"),
 )
+# Those of registered streams, tried after ours: a wide pattern cannot change other architectures.
+REGISTERED: dict[str, Family] = {}
 
 
 def family(name: str) -> Family:
@@ -32,7 +34,7 @@ def family(name: str) -> Family:
     Raises:
         KeyError: a parameter that no pattern covers (a new variant forgot to declare it).
     """
-    for pattern, kind in FAMILIES:
+    for pattern, kind in (*FAMILIES, *REGISTERED.items()):
         if re.search(pattern, name):
             return kind
     raise KeyError(f"parameter {name!r} belongs to no family of satlens.models.initialise")
