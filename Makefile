@@ -3,6 +3,10 @@
 #   make test                    the test suite
 #   make demo                    the main job: trains, measures and reports under runs/tiny
 #   make demo DEMO="--seeds 3"   options of `satlens reproduce tiny`
+#   make figures                 every figure of studies/ again, from their tables
+#   make findings                docs/findings.md and the ledger again, from the same tables
+#   make notebooks               execute every notebook
+#   make docs                    the documentation, as pages under site/
 #   make zoo                     train the models that ship with the package again
 #
 # PYTHON chooses the interpreter, TORCH_INDEX another index for torch (for example
@@ -14,7 +18,7 @@ DEMO ?=
 TESTS ?=
 BIN := .venv/bin
 
-.PHONY: install test slow demo zoo lint types clean
+.PHONY: install test slow demo figures findings notebooks docs zoo lint types clean
 
 install: .venv/installed
 
@@ -24,7 +28,7 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,notebooks]'
 	@touch $@
 
 test: install
@@ -35,6 +39,19 @@ slow: install
 
 demo: install
 	$(BIN)/satlens reproduce tiny $(DEMO)
+
+figures: install
+	for study in studies/*/; do $(BIN)/satlens figures $$study || exit 1; done
+
+findings: install
+	$(BIN)/satlens findings studies/* --out docs/findings.md
+
+notebooks: install
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout=300 notebooks
+
+docs: install
+	$(BIN)/typer satlens.cli utils docs --name satlens --output docs/cli.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 zoo: install
 	$(BIN)/satlens reproduce zoo

@@ -137,6 +137,14 @@ def bench(root: Path, params: dict[str, Any], report: Report) -> None:
     satlens.bench(**params, progress=_counted(report)).save(root / "results")
 
 
+def figures(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Every figure that the study has the tables for."""
+    from satlens.report.paper_figures import FOLDER, draw_figures
+
+    (root / FOLDER).mkdir(exist_ok=True)  # also where no script finds its tables
+    draw_figures(root, progress=_counted(report))
+
+
 def report(root: Path, params: dict[str, Any], report: Report) -> None:
     """The HTML page."""
     from satlens.report import build_report

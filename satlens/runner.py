@@ -114,6 +114,54 @@ def run_steps(root: Path, steps: list[Step], workers: int, display: Display) -> 
     return ran
 
 
+def run_step(root: Path, steps: list[Step], step_id: str, report: Report | None = None) -> bool:
+    """Bring one step up to date in this process, with the record that :func:`run_steps` writes.
+
+    Several processes may do so at once, on different steps, also on different machines that share
+    the study's folder. Call :func:`use_one_thread` first, before torch is imported.
+
+    Args:
+        steps: all of the study, in an order where each follows what it needs.
+        report: told of its progress.
+
+    Returns:
+        whether it ran: False where it was up to date.
+
+    Raises:
+        SatlensError: no such step; a step that it needs is not up to date; the step failed, or a
+            signal ended it early (then the same call continues it).
+    """
+    by_id = {step.id: step for step in steps}
+    if step_id not in by_id:
+        raise SatlensError(f"step {step_id}: the plan in {root} has no such step")
+    step, wanted = by_id[step_id], _with_all_needs(by_id, step_id)
+    stale = _stale(root, [each for each in steps if each.id in wanted])
+    if not stale:
+        return False
+    missing = [need for need in step.needs if need in stale]
+    if missing:
+        raise SatlensError(f"step {step_id}: needs {missing[0]}, which is not up to date")
+    _begin(root, step, steps)
+    try:
+        _execute(str(root), step, report)
+    except (SatlensError, SystemExit) as error:
+        raise _explained(step, error) from error
+    _complete(root, step)
+    return True
+
+
+def _with_all_needs(by_id: dict[str, Step], step_id: str) -> set[str]:
+    """A step and everything upstream of it."""
+    found: set[str] = set()
+    waiting = [step_id]
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found.add(each)
+            waiting += by_id[each].needs
+    return found
+
+
 def stale_steps(root: Path, steps: list[Step]) -> list[str]:
     """Ids of the steps that :func:`run_steps` would run."""
     todo = _stale(root, steps)
@@ -237,10 +285,15 @@ def _ready(pending: dict[str, Step], running: Iterable[Any], workers: int) -> li
     return ready[: max(0, workers - len(busy))]
 
 
-def _initialise_worker() -> None:
-    """One thread a process; end with the parent, even when it is killed."""
+def use_one_thread() -> None:
+    """One thread in this process, for the same bits everywhere; libraries read it when imported."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
         os.environ[name] = "false" if name.startswith("TOK") else "1"
+
+
+def _initialise_worker() -> None:
+    """One thread a process; end with the parent, even when it is killed."""
+    use_one_thread()
     parent = os.getppid()
 
     def watch() -> None:
@@ -251,13 +304,14 @@ def _initialise_worker() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _execute(root: str, step: Step) -> None:
+def _execute(root: str, step: Step, shown: Report | None = None) -> None:
     module, name = step.action.split(":")
     action = getattr(import_module(module), name)
-    action(Path(root), step.params, _reporter(Path(root), step))
+    action(Path(root), step.params, shown or _reporter(Path(root), step))
 
 
 def _reporter(root: Path, step: Step) -> Report:
+    """Leaves progress where the parent process reads it."""
     path = _record_path(root, step, ".progress")
     last = 0.0
 

@@ -205,3 +205,40 @@ def test_a_study_says_that_its_plan_holds_more_than_was_asked_for(tmp_path, monk
     assert reproduce("--arch", "satformer") == further
     assert reproduce("--seeds", "1") == f"{tmp_path}: its plan has 2 seeds already"
     assert reproduce("--arch", "all") == ""
+
+
+def test_an_out_that_cannot_be_written_is_refused_before_the_work(
+    ids, tmp_path, monkeypatch, capsys
+):
+    def worked(*arguments, **options):
+        pytest.fail("the analysis ran")
+
+    monkeypatch.setattr("satlens.sparsity", worked)
+    file = tmp_path / "file"
+    file.write_text("")
+    for out in (file, file / "below"):
+        command = ("sparsity", SATFORMER, "--data", ids, "--out", out)
+        code, _, stderr = satlens_cli(monkeypatch, capsys, *command)
+        assert (code, stderr.strip()) == (1, f"satlens: error: --out {out}: {file} is not a folder")
+    monkeypatch.setattr("os.access", lambda *arguments: False)
+    command = ("sparsity", SATFORMER, "--data", ids, "--out", tmp_path / "new" / "below")
+    code, _, stderr = satlens_cli(monkeypatch, capsys, *command)
+    assert code == 1
+    assert stderr.strip().endswith(f"below: {tmp_path} cannot be written to")
+
+
+def test_a_study_is_exported_and_its_steps_run_one_by_one(tmp_path, monkeypatch, capsys):
+    root = tmp_path / "study"
+    options = ("--arch", "transformer", "--seeds", "1", "--out", root, "--snakefile")
+    code, stdout, stderr = satlens_cli(monkeypatch, capsys, "reproduce", "tiny", *options)
+    assert code == 0, stderr
+    assert f"{root / 'Snakefile'}: 6 steps to run" in stdout
+    assert not (root / "data").exists()
+    for step, message in (("trian", "no such step"), ("curves", "needs train/transformer/seed0")):
+        code, _, stderr = satlens_cli(monkeypatch, capsys, "step", root, step)
+        assert code == 1
+        assert message in stderr
+        assert len(stderr.splitlines()) == 1
+    code, _, stderr = satlens_cli(monkeypatch, capsys, "step", tmp_path, "data")
+    assert code == 1
+    assert "plan.json: no such plan; satlens reproduce writes one" in stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from satlens.errors import DataError, SatlensError
-from satlens.runner import Step, run_steps, stale_steps
+from satlens.runner import Step, run_step, run_steps, stale_steps
 
 
 class Silent:
@@ -138,3 +138,49 @@ def test_the_folder_of_a_step_is_cleared_whole_when_its_inputs_changed(tmp_path)
     with pytest.raises(DataError, match="interrupted"):
         run(tmp_path, step(2))
     assert run(tmp_path, step(2)) == {"x"}
+
+
+def test_steps_run_one_by_one_leave_the_files_and_records_of_a_run_of_all(tmp_path):
+    both = {name: tmp_path / name for name in ("one", "all")}
+    for root in both.values():
+        root.mkdir()
+    run(both["all"], diamond())
+    for name in ("e", "a", "c", "b", "d"):
+        assert run_step(both["one"], diamond(), name)
+        assert not run_step(both["one"], diamond(), name)
+    assert run(both["one"], diamond()) == set()
+    written = [
+        {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+        for root in both.values()
+    ]
+    for files in written:
+        del files[Path("calls.log")]
+    assert written[0] == written[1]
+
+
+def test_a_single_step_is_refused_where_what_it_needs_is_not_up_to_date(tmp_path):
+    with pytest.raises(SatlensError, match=r"step z: the plan in .* has no such step"):
+        run_step(tmp_path, diamond(), "z")
+    with pytest.raises(SatlensError, match="step b: needs a, which is not up to date"):
+        run_step(tmp_path, diamond(), "b")
+    run(tmp_path, diamond())
+    (tmp_path / "a.txt").write_text("altered")
+    with pytest.raises(SatlensError, match="step d: needs b, which is not up to date"):
+        run_step(tmp_path, diamond(), "d")
+    assert run_step(tmp_path, diamond("A"), "a")
+    assert run_step(tmp_path, diamond("A"), "b")
+
+
+def test_a_single_step_that_a_signal_ended_is_an_error_and_continues(tmp_path):
+    step = Step(id="x", action="runner_actions:stop", outputs=("x.txt",))
+    with pytest.raises(SatlensError, match="step x: interrupted; the same command continues it"):
+        run_step(tmp_path, [step], "x")
+
+    def resumed(version: int) -> Step:
+        params = {"out": "x.txt", "version": version}
+        return Step(id="x", action="runner_actions:accumulate", params=params, outputs=("x.txt",))
+
+    with pytest.raises(DataError, match="step x: interrupted"):
+        run_step(tmp_path, [resumed(1)], "x")
+    assert run_step(tmp_path, [resumed(1)], "x")
+    assert (tmp_path / "x.txt").read_text() == "half whole"

@@ -7,7 +7,14 @@ import json
 import pytest
 
 from satlens.errors import ConfigError
-from satlens.study import load_recipe, make_plan, model_config, study_steps, train_config
+from satlens.study import (
+    load_plan,
+    load_recipe,
+    make_plan,
+    model_config,
+    study_steps,
+    train_config,
+)
 
 
 @pytest.fixture
@@ -47,6 +54,30 @@ def test_every_step_follows_what_it_needs_and_writes_its_own_files(recipe):
         seen.add(step.id)
         written.update(step.outputs)
     assert "report" in seen
+
+
+def test_figures_follow_every_result_and_depend_on_their_scripts(recipe, tmp_path, monkeypatch):
+    steps = {step.id: step for step in study_steps(recipe)}
+    figures = steps["figures"]
+    measured = {name for name in steps if name.startswith("results/")}
+    assert {*measured, "comparison", "curves"} == set(figures.needs)
+    assert set(steps["report"].needs) == {*figures.needs, "figures"}
+    assert "open_gates_by_depth" in figures.params["scripts"]
+    (tmp_path / "one.py").write_text("")
+    monkeypatch.setattr("satlens.study.steps.shipped_folder", lambda name: tmp_path)
+    changed = {step.id: step.params for step in study_steps(recipe)}
+    assert list(changed["figures"]["scripts"]) == ["one"]
+    assert [name for name in steps if steps[name].params != changed[name]] == ["figures"]
+
+
+def test_the_plan_of_a_folder_is_read_back(recipe, tmp_path):
+    plan = make_plan(recipe, tmp_path, seeds=1, tokens=20_480, workers=1)
+    assert load_plan(tmp_path) == plan
+    with pytest.raises(ConfigError, match=r"plan\.json: no such plan; satlens reproduce writes"):
+        load_plan(tmp_path / "elsewhere")
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"plan\.json: not a plan"):
+        load_plan(tmp_path)
 
 
 def test_a_plan_is_frozen_and_grows_by_seeds_only(recipe, tmp_path):

@@ -27,6 +27,7 @@ from satlens.analysis.engine.inputs import (
 from satlens.analysis.engine.stream import Progress
 from satlens.analysis.evaluation import document_losses, grouped
 from satlens.analysis.result import Result
+from satlens.analysis.statistics.resampling import check_draws
 from satlens.analysis.stats import (
     MIN_SEEDS,
     N_RESAMPLES,
@@ -103,10 +104,11 @@ def compare(
         ``difference_clusters``). Part ``comparison_milestones``: along training, from the logs.
 
     Raises:
-        AnalysisError: unknown arms, no common seed, two runs of one seed.
+        AnalysisError: unknown arms, no common seed, two runs of one seed; no resamples.
         ConfigError: arms that differ in a field that is not declared.
         CheckpointError: a run folder that is unfinished or damaged.
     """
+    check_draws(n_resamples, seed)
     pairs = _pairs(runs, baseline, contrasts)
     arms = list(dict.fromkeys(name for pair in pairs for name in pair))
     folders = {arm: by_seed(arm, runs[arm]) for arm in arms}

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from satlens.errors import SatlensError
+
 if TYPE_CHECKING:
     from satlens.analysis.result import Result
 
@@ -22,6 +24,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def writable(path: Path | None) -> Path | None:
+    """A folder for results, refused before the work where nothing could be written in it."""
+    if path is None:
+        return None
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise SatlensError(f"--out {path}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SatlensError(f"--out {path}: {there} cannot be written to")
+    return path
+
 
 Checkpoint = Annotated[
     str, typer.Argument(help="Zoo name (tiny/satformer), folder in a known layout, or hub id.")
@@ -37,7 +52,8 @@ Split = Annotated[
     str, typer.Option(help="Documents of prepared data and of sotu: train, val, pool or test.")
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for the table, its provenance and its figure.")
+    Path | None,
+    typer.Option(help="Folder for the table, its provenance and its figure.", callback=writable),
 ]
 BatchSize = Annotated[int, typer.Option(help="Windows of n_ctx tokens in a batch.")]
 MaxTokens = Annotated[
@@ -79,6 +95,12 @@ def slice_options(
 def n_processes() -> int:
     """Processes that torchrun started for this command; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def one_process(verb: str) -> None:
+    """Refuse torchrun, whose processes would all do the same work on the same files."""
+    if n_processes() > 1:
+        raise SatlensError(f"{verb}: runs in one process, not under torchrun")
 
 
 def speaks() -> bool:

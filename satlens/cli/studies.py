@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from satlens.cli.options import app
+from satlens.cli.options import app, one_process, writable
 
 
 @app.command()
@@ -34,17 +34,22 @@ def reproduce(
         str | None, typer.Option(help="JSONL field of a document's larger work, or id-prefix.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the study; default runs/<recipe>.")
+        Path | None,
+        typer.Option(help="Folder of the study; default runs/<recipe>.", callback=writable),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes, one thread each; default: the CPUs.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu (default) or cuda.")] = None,
+    snakefile: Annotated[
+        bool, typer.Option("--snakefile", help="Run nothing: write the plan for Snakemake.")
+    ] = False,
 ) -> None:
     """Run a whole study: prepare, train, measure, draw, report. A rerun does what is missing."""
     from satlens import study
     from satlens.display import StudyDisplay
 
+    one_process("reproduce")
     chosen = study.load_recipe(recipe)
     root = out or Path("runs") / chosen.name
     n_workers = workers or _cpus()
@@ -64,6 +69,10 @@ def reproduce(
         print(f"{root}: its plan has {plan.seeds} seeds already", file=sys.stderr)
     if arch and (more := [arm for arm in plan.arms if arm not in arch and "all" not in arch]):
         print(f"{root}: its plan has further arms already: {', '.join(more)}", file=sys.stderr)
+    if snakefile:
+        path, n_left = study.export_snakefile(plan, root)
+        print(f"{path}: {n_left} steps to run; there: snakemake --cores {n_workers}")
+        return
     ran = study.run_study(plan, root, n_workers, StudyDisplay)
     if not ran:
         print(f"{root}: everything is up to date")
@@ -74,6 +83,30 @@ def _cpus() -> int:
     """Processors that this process may use."""
     usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable is not None else os.cpu_count() or 1
+
+
+@app.command(hidden=True)
+def step(
+    run: Annotated[Path, typer.Argument(help="Folder of a study (runs/tiny).")],
+    name: Annotated[str, typer.Argument(help="Step of its plan (train/satformer/seed0).")],
+) -> None:
+    """Run one step of a study, as the Snakefile of ``satlens reproduce --snakefile`` does."""
+    from satlens.runner import run_step, use_one_thread
+
+    one_process("step")
+    use_one_thread()
+    from satlens import study
+    from satlens.display import progress_bar
+
+    steps = study.study_steps(study.load_plan(run))
+    with progress_bar() as bar:
+
+        def shown(fraction: float, message: str = "") -> None:
+            if bar is not None:
+                bar(name, round(100 * fraction), 100)
+
+        ran = run_step(run, steps, name, shown)
+    print(f"{name}: {'done' if ran else 'up to date'}", file=sys.stderr)
 
 
 @app.command()
@@ -90,7 +123,8 @@ def report(
 def figures(
     run: Annotated[Path, typer.Argument(help="Folder of a study (runs/satformer).")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the files; default RUN/figures.")
+        Path | None,
+        typer.Option(help="Folder for the files; default RUN/figures.", callback=writable),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Repeatable: a figure; default: all with tables.")
@@ -105,3 +139,17 @@ def figures(
     for figure in drawn:
         where = figure.files[0].with_suffix("") if figure.files else f"not drawn: {figure.reason}"
         print(f"{figure.name}: {where}{'.{pdf,png,csv,json}' if figure.files else ''}")
+
+
+@app.command()
+def findings(
+    studies: Annotated[list[Path], typer.Argument(help="Folders of studies (studies/satformer).")],
+    out: Annotated[
+        Path, typer.Option(help="The page; the claims ledger goes beside it as ledger.csv.")
+    ] = Path("docs/findings.md"),
+) -> None:
+    """Write what studies found, and the claims ledger, as Markdown from their tables."""
+    from satlens.report.findings import write_findings
+
+    for path in write_findings(studies, out):
+        print(path)

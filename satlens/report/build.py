@@ -8,6 +8,7 @@ from typing import Any
 from satlens.report import caveats, words
 from satlens.report.claims import claims
 from satlens.report.collect import Run, collect
+from satlens.report.drawn import drawn_section
 from satlens.report.effects import Finding, listed
 from satlens.report.page import Provenance, Section, render
 from satlens.report.sections import (
@@ -51,6 +52,7 @@ def build_report(run_dir: str | Path) -> Path:
         attribution_section(run),
         circuits_section(run),
         *trajectory_sections(run),
+        drawn_section(run),
     ]
     sections = [section for section in sections if section is not None]
     sizes = {arm: run.n_parameters(arm) for arm in run.arms}

@@ -120,7 +120,7 @@ ABLATION = [
 
 CLAIMS = _caveat(
     "The papers publish no thresholds, so the statistics, margins and verdicts here are ours. A "
-    "claim that does not appear in models this small may hold at the papers' scale."
+    "claim that does not hold in models this small may hold at the papers' scale."
 )
 ATTRIBUTION = [
     _caveat(

@@ -96,7 +96,11 @@ def picture(
     figure: Figure, title: str, caption: str, alt: str, files: tuple[Link, ...] = ()
 ) -> Picture:
     """The figure as an inline PNG at its printed size."""
-    png = picture_bytes(figure)
+    return shown(picture_bytes(figure), title, caption, alt, files)
+
+
+def shown(png: bytes, title: str, caption: str, alt: str, files: tuple[Link, ...] = ()) -> Picture:
+    """A figure that was drawn as PNG before."""
     width, height = struct.unpack(">II", png[16:24])  # of the IHDR chunk, which comes first
     return Picture(
         title=title,

@@ -54,7 +54,7 @@ def claims_section(run: Run, result: Result) -> Section | None:
     """What of the papers' claims this study can confirm, deny or not decide."""
     if not len(result.table):
         return None
-    section = Section("claims", "Which claims of the papers appear at this scale?")
+    section = Section("claims", "Which claims of the papers hold at this scale?")
     section.caveats = [caveats.CLAIMS]
     part = Part(findings=claim_sentences(result))
     part.tables.append(_table(result, "results", "Claims and verdicts"))

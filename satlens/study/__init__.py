@@ -9,12 +9,14 @@ The folder of a study::
     train/<arm>/seed<k>/            metrics.jsonl, final/ (the checkpoint), milestones/
     results/<arm>-seed<k>/          one table an analysis (CSV, JSON with provenance, figure)
     results/comparison.*            paired differences between arms
+    figures/                        figures of papers, drawn from the tables: satlens figures
     report.html                     what was found, in words, figures and tables
+    Snakefile                       the same steps for Snakemake, where asked for: --snakefile
 """
 
 from __future__ import annotations
 
-from satlens.study.plan import PLAN, make_plan
+from satlens.study.plan import PLAN, load_plan, make_plan
 from satlens.study.recipe import (
     Analysis,
     Arm,
@@ -24,6 +26,7 @@ from satlens.study.recipe import (
     recipes_folder,
     train_config,
 )
+from satlens.study.snakemake import export_snakefile
 from satlens.study.steps import run_study, study_steps
 
 __all__ = [
@@ -31,6 +34,8 @@ __all__ = [
     "Analysis",
     "Arm",
     "Recipe",
+    "export_snakefile",
+    "load_plan",
     "load_recipe",
     "make_plan",
     "model_config",

@@ -88,6 +88,18 @@ def make_plan(
     return made
 
 
+def load_plan(root: Path) -> Recipe:
+    """The frozen recipe of a study.
+
+    Raises:
+        ConfigError: the folder has no plan, or a damaged one.
+    """
+    path = root / PLAN
+    if not path.exists():
+        raise ConfigError(f"{path}: no such plan; satlens reproduce writes one")
+    return make(Recipe, _read_plan(path)["recipe"], str(path))
+
+
 def _arms(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """Arms by name, in the recipe's order."""
     for name in names:

@@ -133,9 +133,14 @@ def load_recipe(name: str) -> Recipe:
 
 
 def recipes_folder() -> Path:
-    """Where the shipped recipes are: in the package, or beside it in a source tree."""
-    installed = Path(str(files("satlens"))) / "analyses"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "analyses"
+    """Where the shipped recipes are."""
+    return shipped_folder("analyses")
+
+
+def shipped_folder(name: str) -> Path:
+    """A folder that ships with satlens: in the package, or beside it in a source tree."""
+    installed = Path(str(files("satlens"))) / name
+    return installed if installed.is_dir() else Path(__file__).parents[2] / name
 
 
 def model_config(recipe: Recipe, arm: str) -> ModelConfig:

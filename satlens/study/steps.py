@@ -9,7 +9,7 @@ from typing import Any
 from satlens.config import ModelConfig, make, to_dict
 from satlens.errors import ConfigError
 from satlens.runner import Display, Step, hash_path, run_steps, stale_steps
-from satlens.study.recipe import Analysis, Recipe, model_config, train_config
+from satlens.study.recipe import Analysis, Recipe, model_config, shipped_folder, train_config
 
 # Relative cost of a step, for the order of work and the estimate of what is left: seconds on one
 # core at the tiny scale.
@@ -35,9 +35,16 @@ def study_steps(recipe: Recipe) -> list[Step]:
                 steps += _arm_steps(recipe, arm, seed)
     steps += _comparing_steps(recipe)
     results = tuple(s.id for s in steps if s.outputs[0].startswith("results/"))
+    scripts = {path.stem: hash_path(path) for path in figure_scripts()}
+    steps.append(_step("figures", {"scripts": scripts}, results, ("figures",), 20))
     page = ("report.html", "results/claims.csv", "results/claims.json")
-    steps.append(_step("report", {"title": recipe.title}, results, page, 10))
+    steps.append(_step("report", {"title": recipe.title}, (*results, "figures"), page, 10))
     return steps
+
+
+def figure_scripts() -> list[Path]:
+    """The scripts that draw figures; their text is part of the key of the ``figures`` step."""
+    return sorted(shipped_folder("figures").glob("*.py"))
 
 
 def _data_steps(recipe: Recipe) -> list[Step]:

@@ -239,3 +239,8 @@ def test_bad_sets_of_runs(tmp_path, runs, docs):
     (unfinished / "final").rename(tmp_path / "moved")
     with pytest.raises(CheckpointError, match="not finished"):
         compare({"transformer": runs["transformer"][:1], "satformer": [unfinished]}, docs)
+
+
+def test_no_resamples_are_refused_before_any_run_is_opened():
+    with pytest.raises(AnalysisError, match="n_resamples: must be at least 1, got 0"):
+        compare({"a": ["absent"], "b": ["absent"]}, "sotu", n_resamples=0)

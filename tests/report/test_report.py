@@ -15,6 +15,7 @@ import pytest
 from satlens.analysis.result import Result
 from satlens.errors import DataError
 from satlens.report import build_report
+from satlens.report.paper_figures import FOLDER, draw_figures
 
 EVIL = "<script>alert('x')</script>"
 VOID = {"meta", "img", "link", "br", "hr", "input", "source"}
@@ -287,3 +288,27 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path, content, message) -> No
         build_report(root)
     assert "\n" not in str(caught.value)
     assert not (root / "report.html").exists()
+
+
+DRAWN = "open_gates_by_depth"
+
+
+def test_the_page_shows_drawn_figures_with_their_captions_and_files(copy):
+    assert "Figures as the papers have them" not in text_of(copy)
+    draw_figures(copy, only=[DRAWN])
+    facts = json.loads((copy / FOLDER / f"{DRAWN}.json").read_text())
+    text = text_of(copy)
+    assert "Figures as the papers have them" in text
+    assert facts["caption"] in text
+    page = (copy / "report.html").read_text(encoding="utf-8")
+    linked = set(re.findall(rf'href="({FOLDER}/[^"]+)"', page))
+    assert linked == {f"{FOLDER}/{DRAWN}.{kind}" for kind in ("png", "pdf", "csv", "json")}
+    assert all((copy / path).is_file() for path in linked)
+
+
+def test_a_damaged_figure_is_named_and_the_page_stands(copy):
+    draw_figures(copy, only=[DRAWN])
+    (copy / FOLDER / f"{DRAWN}.json").write_text("{")
+    text = text_of(copy)
+    assert f"{FOLDER}/{DRAWN}" in text
+    assert "Figures as the papers have them" not in text

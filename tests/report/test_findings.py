@@ -1,0 +1,138 @@
+"""The findings page: written from tables alone, the same again, true when tables change."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from studies import HIGHER, LOWER, ablate, compare, draw, make_study
+
+from satlens.cli import main
+from satlens.errors import DataError
+from satlens.report.findings import LEDGER, findings, write_findings
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "findings.md"
+SHIPPED = {path.parent.name for path in (ROOT / "studies").glob("*/plan.json")}
+
+
+@pytest.fixture
+def study(tmp_path):
+    root = make_study(tmp_path / "studies" / "mock")
+    draw(root, "open_gates_by_depth", "Open gates, of 2 seeds.")
+    draw(root, "something_new")
+    return root
+
+
+def written(study: Path) -> str:
+    page = study.parents[1] / "docs" / "findings.md"
+    write_findings([study], page)
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not SHIPPED, reason="no study ships with the source")
+def test_the_shipped_page_and_ledger_are_what_the_shipped_tables_give():
+    page = PAGE.read_text(encoding="utf-8")
+    names = re.findall(r"^satlens reproduce (\S+)$", page, flags=re.M)
+    assert set(names) == SHIPPED
+    text, table = findings([ROOT / "studies" / name for name in names], PAGE)
+    assert text == page
+    assert table == PAGE.with_name(LEDGER).read_text(encoding="utf-8")
+
+
+def test_the_same_tables_give_the_same_bytes(study):
+    assert written(study) == written(study)
+
+
+def test_a_flipped_comparison_changes_the_words(study):
+    before = written(study)
+    assert "satformer ends 0.056 below transformer" in before
+    assert "**Holds here**" in before
+    compare(study, HIGHER, LOWER)
+    after = written(study)
+    assert "satformer ends 0.056 above transformer" in after
+    assert "satformer ends 0.056 below transformer" not in after
+    start, end = after.index("**Does not hold here**"), after.index("## How to read")
+    assert "gated access to V_1 lowers the loss" in after[start:end]
+
+
+def test_what_was_not_established_is_said(study):
+    assert "looked for and not found" not in written(study)
+    ablate(study, 0.001, seed=1)
+    text = written(study)
+    assert (
+        "An effect of setting every gate to zero in satformer: not established in 1 of 2 seeds"
+        in text
+    )
+    compare(study, (-0.02, 0.03, -0.03, 0.02, 0.01, -0.02), HIGHER)
+    assert "A difference between satformer and transformer" in written(study)
+
+
+def test_numbers_and_intervals_are_those_of_the_tables(study):
+    text = written(study)
+    # Gates of the one seed, with their interval over documents, beside the untrained model.
+    assert "56.0 % [55.0 %, 57.0 %] (one seed) of all gates are exactly zero" in text
+    assert "untrained 50.0 %" in text
+    # Three seeds of the divergence: 0.20, 0.21, 0.22 and Student's interval, 0.0248 wide.
+    assert "is 0.210 [0.185, 0.235] nats per token" in text
+    assert "| rd-attnres / attnres | 0.950 [0.940, 0.960] | 1.070 |" in text
+    assert "tanh +0.020 and +0.030 (2 seeds)" in text
+
+
+def test_figures_are_linked_from_where_the_page_is(study):
+    text = written(study)
+    page = study.parents[1] / "docs" / "findings.md"
+    links = re.findall(r"\]\((\.\./[^)]+)\)", text)
+    assert len(links) == 6
+    assert all((page.parent / link).resolve().exists() for link in links)
+    assert "*A title. Open gates, of 2 seeds. Kind of figure: A paper." in text
+    gates, more = text.index("open_gates_by_depth.png"), text.index("something_new.png")
+    assert text.index("## What is taken") < gates < text.index("## Do values come from")
+    assert more > text.index("## Further figures")
+
+
+def test_anchors_lead_to_headings(study):
+    text = written(study)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
+
+
+def test_no_folder_of_the_machine_is_on_the_page(study):
+    text = written(study)
+    assert "/somewhere" not in text
+    assert str(study.parents[1]) not in text
+    assert "satlens reproduce mock --seeds 6" in text
+
+
+def test_a_study_without_most_tables_is_written_too(tmp_path):
+    root = tmp_path / "bare"
+    root.mkdir()
+    (root / "plan.json").write_text(json.dumps({"recipe": {"name": "bare"}}))
+    text, _ = findings([root], tmp_path / "findings.md")
+    assert "were not run" in text
+    assert "What is taken from" not in text
+
+
+def test_what_cannot_be_written_is_refused_in_one_line(study, tmp_path, capsys):
+    with pytest.raises(DataError, match="no study was given"):
+        findings([], tmp_path / "x.md")
+    (study / "figures" / "something_new.json").write_text("[]")
+    with pytest.raises(DataError, match=r"something_new\.json: not the sidecar"):
+        findings([study], tmp_path / "x.md")
+    (tmp_path / "file").write_text("")
+    (study / "figures" / "something_new.json").unlink()
+    with pytest.raises(DataError, match="cannot be written"):
+        write_findings([study], tmp_path / "file" / "findings.md")
+
+
+def test_the_command_writes_both_files(study, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out" / "findings.md"
+    monkeypatch.setattr("sys.argv", ["satlens", "findings", str(study), "--out", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert capsys.readouterr().out.split() == [str(out), str(out.with_name(LEDGER))]
+    assert out.read_text(encoding="utf-8").startswith("# Findings")
