@@ -242,7 +242,9 @@ def point_range(
         markeredgewidth=0.9,
         label=label,
         zorder=zorder + 0.1,
-        clip_on=False,  # a point on the axis shows whole
+        # A point on the axis shows whole. Without points the line would lie at the corner of the
+        # figure, and the layout would make room for it.
+        clip_on=len(y) == 0,
     )
 
 
