@@ -44,7 +44,7 @@ figures: install
 	for study in studies/*/; do $(BIN)/satlens figures $$study || exit 1; done
 
 findings: install
-	$(BIN)/satlens findings studies/* --out docs/findings.md
+	$(BIN)/satlens findings studies/satformer studies/rd-attnres --out docs/findings.md
 
 notebooks: install
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout=300 notebooks

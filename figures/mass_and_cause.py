@@ -22,7 +22,12 @@ from satlens.plotting.style import (
 from satlens.report.paper_figures import Drawing, NotDrawnError
 
 SOURCE = "mass and cause of routes (arXiv 2606.13168); satlens for gates"
+_WIDE = (
+    "Where few units cost far more than most the vertical axis is logarithmic in both directions, "
+    "linear about 0. "
+)
 RANKS = {"mass": "mass_dnll", "second-order estimate": "fisher_dnll"}
+_CORRELATION = "rank_correlation"
 KEPT = ["mass", "mass_low", "mass_high", "dnll", "dnll_low", "dnll_high", "rank_difference"]
 
 
@@ -45,6 +50,7 @@ def draw(run):
             ax.set_title(f"{arm}: {'gates' if kind == 'gate' else 'routes'}")
             ax.set_xlabel(MASS[measure])
         axes[0].set_ylabel("change in NLL without it (nats/token)")
+        wide = any(ax.get_yscale() == "symlog" for ax in axes)
         _correlations(axes[len(units)], ranks)
         for ax in axes[n_panels:]:
             ax.set_axis_off()
@@ -58,7 +64,8 @@ def draw(run):
         tables=[each for seeds in found.values() for each in seeds.values()],
         caption="Each mark is one head's gate or one source of one read; its lines are 95 % "
         "intervals over documents. Coloured: units at least half of the ranks apart by mass and "
-        "by cost, the furthest named. Last panel: rank correlation with the exact cost of every "
+        "by cost and, by both intervals, on opposite sides of the median unit; the furthest are "
+        f"named. {_WIDE if wide else ''}Last panel: rank correlation with the exact cost of every "
         f"checkpoint, 95 % over documents. {most} seed{'s' * (most > 1)}, a marker each. Cost is "
         "not usefulness: the rest of the model was trained with the unit.",
     )
@@ -94,8 +101,8 @@ def _ranks(found):
                     cell = facts.get(key) or {}
                     if cell.get("estimate") is not None:
                         place = {"arm": arm, "kind": kind, "seed": seed, "ranked": name}
-                        ends = {f"rank_correlation_{end}": cell.get(end) for end in ("low", "high")}
-                        rows.append({**place, "rank_correlation": cell["estimate"], **ends})
+                        ends = {f"{_CORRELATION}_{end}": cell.get(end) for end in ("low", "high")}
+                        rows.append({**place, _CORRELATION: cell["estimate"], **ends})
     return pd.DataFrame(rows)
 
 
@@ -103,11 +110,14 @@ def _correlations(ax, ranks):
     several = ranks.groupby("arm")["kind"].nunique().max() > 1
     labels = ranks["arm"] + (" " + ranks["kind"] if several else "")
     ranks = ranks.assign(label=labels + " " + ranks["seed"].astype(str))
-    wide = {name: ranks[ranks["ranked"] == name] for name in RANKS}
+    order = list(dict.fromkeys(ranks["label"]))
     forest(
         ax,
-        list(wide["mass"]["label"]),
-        {name: (rows, "rank_correlation") for name, rows in wide.items()},
+        order,
+        {
+            name: (ranks[ranks["ranked"] == name].set_index("label").reindex(order), _CORRELATION)
+            for name in RANKS
+        },
         colours=dict(zip(RANKS, (INK, colour(0)), strict=True)),
     )
     ax.set_xlim(min(-0.05, ax.get_xlim()[0]), 1.02)

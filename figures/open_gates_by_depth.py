@@ -59,6 +59,7 @@ def draw(run):
         tables=list(results.values()),
         caption=f"Fraction of tokens with an open gate in {arm}, mean over the heads of a layer. "
         f"Thin lines: {count(len(results), 'seed')}; points: their mean with its 95 % t interval, "
-        "which speaks about other seeds. About other documents: one head of one seed is known to "
+        "which speaks about other seeds, knows no bounds and is cut at 0 and 1. About other "
+        "documents: one head of one seed is known to "
         f"\N{PLUS-MINUS SIGN}{of_one:.3f} (median half-width, 95 % bootstrap; not drawn).",
     )

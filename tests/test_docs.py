@@ -273,3 +273,11 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path):
         assert remote == [], page
     for style in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def test_the_readme_says_what_the_findings_say():
+    readme, findings = ((ROOT / name).read_text() for name in ("README.md", "docs/findings.md"))
+    shown = re.search(r"<!-- lines of docs/findings\.md -->\n(.*?)<!-- end -->", readme, re.S)
+    assert shown is not None
+    lines = shown[1].splitlines()
+    assert lines and set(lines) <= set(findings.splitlines())

@@ -12,11 +12,12 @@ from satlens.report.effects import NATS, NOISE_FLOOR
 from satlens.report.verdicts import Claim
 
 SHARE_MARGIN = 0.01
-"""Shares of variance below it are called negligible; the papers give no threshold."""
+"""Shares of variance that training raised by less are called unchanged; the papers give no
+threshold."""
 DIVERGENCE_MARGIN = 0.01
 """Nats: routes closer than this are called equal; the papers give no threshold."""
 RANK_MARGIN = 0.5
-"""Rank correlations below it are called disagreement; the papers give no threshold."""
+"""Rank correlations whose size is below it are called weak; the papers give no threshold."""
 
 
 def _loss(text: str, paper: papers.Paper, variant: str, reference: str, **more: object) -> Claim:
@@ -40,7 +41,9 @@ def _cost(
 ) -> Claim:
     """A claim about what an architecture costs beside another, as a ratio."""
     memory = stat == "memory"
-    what = "activations kept for the backward pass" if memory else "training tokens a second"
+    what, unit = "activations kept for the backward pass", "activations kept by"
+    if not memory:
+        what, unit = "training tokens a second of processor time", "speed of"
     return Claim(
         text=text,
         paper=papers.RD_ATTNRES if variant == "rd-attnres" else papers.SATFORMER,
@@ -52,7 +55,7 @@ def _cost(
         side=1 if side > 0 else -1,
         at=1.0,
         style="plain",
-        unit=f"times {reference}",
+        unit=f"times the {unit} {reference}",
     )
 
 
@@ -95,38 +98,38 @@ _VALUE_RESIDUALS = (
         published=papers.SATFORMER_LOSS,
     ),
     Claim(
-        text="access is sparse: training closes gates",
+        text="training closes gates, so access grows sparser",
         paper=papers.SATFORMER,
         variant="satformer",
         quantity="zero fraction minus the untrained model's",
         unit="of all gates",
         measure=of.each("sparsity", of.closed_gates),
         needs="sparsity",
+        context=of.trained_and_untrained(
+            ("gates", "overall", "zero_fraction", "estimate"),
+            ("gates", "overall_init", "zero_fraction"),
+        ),
         published=_SAT,
     ),
-    Claim(
-        text="access depends on depth",
-        paper=papers.SATFORMER,
-        variant="satformer",
-        quantity="share of the variance of gates between layers",
-        unit="of the variance of gates",
-        measure=of.each("sparsity", of.summary("gates", "variance_share_intervals", "layers")),
-        needs="sparsity",
-        published=_SAT,
-        margin=SHARE_MARGIN,
-        style="plain",
-    ),
-    Claim(
-        text="access is specific to heads",
-        paper=papers.SATFORMER,
-        variant="satformer",
-        quantity="share of the variance of gates between the heads of a layer",
-        unit="of the variance of gates",
-        measure=of.each("sparsity", of.summary("gates", "variance_share_intervals", "heads")),
-        needs="sparsity",
-        published=_SAT,
-        margin=SHARE_MARGIN,
-        style="plain",
+    *(
+        Claim(
+            text=text,
+            paper=papers.SATFORMER,
+            variant="satformer",
+            quantity=f"share of the variance of gates between {where} minus the untrained model's",
+            unit="of the variance of gates, beyond the untrained model",
+            measure=of.each("sparsity", of.share_above_untrained(part)),
+            needs="sparsity",
+            context=of.trained_and_untrained(
+                ("gates", "variance_shares", part), ("gates", "variance_shares_init", part)
+            ),
+            published=_SAT,
+            margin=SHARE_MARGIN,
+        )
+        for text, part, where in (
+            ("access depends on depth", "layers", "layers"),
+            ("access is specific to heads", "heads", "the heads of a layer"),
+        )
     ),
     Claim(
         text="access depends on the category of a token",
@@ -137,6 +140,9 @@ _VALUE_RESIDUALS = (
         unit="in the gate, largest of the heads",
         measure=of.each("categories", of.largest_contrast),
         needs="categories",
+        context=of.note(
+            "an untrained gate reads its token too, and how far its contrasts go was not measured"
+        ),
         published=_SAT,
         style="plain",
     ),
@@ -203,20 +209,21 @@ _ROUTES = (
         text="what separate routes gain shrinks along training",
         paper=papers.RD_ATTNRES,
         variant="rd-attnres",
-        quantity="validation loss gap to attnres at the end minus that after an eighth of "
-        f"training, {NATS}",
+        quantity="validation loss gap to attnres at the end minus that at the first evaluation "
+        f"after an eighth of training, {NATS}",
         unit=f"{NATS} of change in the gap",
         measure=of.gap_change("attnres"),
         needs="curves",
+        context=of.early_gain("attnres"),
         published=papers.RD_GAP,
     ),
     *(
         Claim(
-            text=f"values are read from elsewhere than queries and keys ({how})",
+            text="values are read from elsewhere than queries and keys",
             paper=papers.RD_ATTNRES,
             variant="rd-attnres",
             quantity=f"Jensen-Shannon divergence of the two routes, nats, {how}",
-            unit="nats",
+            unit=f"nats {how}",
             measure=of.each("divergence", of.summary(stat)),
             needs="divergence",
             published=papers.RD_DIVERGENCE,
@@ -236,16 +243,19 @@ _ROUTES = (
     ),
     *(
         Claim(
-            text="the weight that a source carries does not tell what removing it costs",
+            text="the weight that a source carries tells little of what removing it costs",
             paper=papers.MASS_AND_CAUSE,
             variant=variant,
-            quantity=f"rank correlation of weight and cost over the {kind}s of {variant}",
-            unit=f"rank correlation over {kind}s of {variant}",
-            measure=of.each("attribution", of.summary("by_kind", kind, "mass_dnll")),
+            quantity=f"size of the rank correlation of weight and cost over the {kind}s of "
+            f"{variant}",
+            unit=f"rank correlation over {kind}s of {variant}, whatever its sign",
+            measure=of.each("attribution", of.size(of.summary("by_kind", kind, "mass_dnll"))),
             needs="attribution",
+            context=of.signs("attribution", of.summary("by_kind", kind, "mass_dnll")),
             published=papers.MASS,
             side=-1,
             at=RANK_MARGIN,
+            style="plain",
         )
         for variant, kind in (("satformer", "gate"), ("attnres", "route"), ("rd-attnres", "route"))
     ),

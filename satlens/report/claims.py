@@ -28,12 +28,13 @@ SHORT = {
 COLUMNS = (
     *("claim", "source", "published", "scale_there", "arm", "quantity", "criterion"),
     *("value", "value_low", "value_high", "covers", "lowest", "highest", "n_seeds"),
-    *("verdict", "reason", "beside_published", "n_documents", "n_tokens", "flags"),
+    *("verdict", "reason", "context", "beside_published", "n_documents", "n_tokens", "flags"),
 )
 NOTES = (
     "The papers publish no thresholds: margins and the choice of statistics are ours.",
     "A claim about checkpoints holds only if it does in each of them. Of six seeds and more their "
-    "mean is shown with Student's interval over seeds, of fewer the checkpoint nearest to failing.",
+    "mean is shown with Student's interval over seeds, of fewer the checkpoint whose interval "
+    "comes nearest to another verdict.",
 )
 
 
@@ -42,7 +43,8 @@ def claims(run: Run) -> Result:
 
     Returns:
         ``claims``: what is claimed and published, ``value, value_low, value_high`` with what the
-        interval ``covers``, ``lowest`` and ``highest`` of single seeds, ``verdict`` and ``reason``.
+        interval ``covers``, ``lowest`` and ``highest`` of single seeds, ``verdict``, ``reason`` and
+        ``context``, what the verdict has to be read with.
     """
     rows = [
         claim_row(claim, run, arm) for claim in CLAIMS for arm in of.plain_arms(run, claim.variant)
@@ -54,7 +56,8 @@ def claims(run: Run) -> Result:
 def claim_row(claim: Claim, run: Run | None, arm: str) -> dict[str, object]:
     """A claim beside what one arm of a study says about it; beside nothing without a study."""
     measured = [] if run is None or claim.measure is None else list(claim.measure(run, arm))
-    judged = judge(claim, measured)
+    given = None if run is None or claim.context is None else claim.context(run, arm)
+    judged = judge(claim, measured, given)
     shown = judged.shown
     return {
         "claim": claim.text,
@@ -73,6 +76,7 @@ def claim_row(claim: Claim, run: Run | None, arm: str) -> dict[str, object]:
         "n_seeds": judged.n_seeds,
         "verdict": judged.verdict,
         "reason": judged.reason or _absent(claim, run, arm),
+        "context": judged.context,
         "beside_published": beside_published(claim, shown),
         "n_documents": 0,
         "n_tokens": 0,
@@ -121,6 +125,11 @@ def ends(row: Frame) -> str:
     return f"[{low}, {high}] {SHORT.get(found.covers, found.covers)}"
 
 
+def why(row: Frame) -> str:
+    """The reason of a row with what it has to be read with."""
+    return "; ".join(part for part in (row["reason"], row["context"]) if part)
+
+
 def find(row: Frame) -> Claim:
     """The claim that a row is about."""
     for claim in CLAIMS:
@@ -141,5 +150,5 @@ def _sentence(row: Frame) -> Finding:
         "undecided": "Undecided",
     }[str(row["verdict"])]
     kind = "open" if row["verdict"] == "undecided" else "found"
-    text = f"{said}: {text}. {row['quantity']} {number(row)}, {ends(row)}{seeds}: {row['reason']}."
+    text = f"{said}: {text}. {row['quantity']} {number(row)}, {ends(row)}{seeds}: {why(row)}."
     return Finding(text, kind)

@@ -62,6 +62,15 @@ class Effect:
             return "positive"
         return "negative" if self.high < 0 else "null"
 
+    def exceeds(self, margin: float) -> bool:
+        """Whether the whole interval lies farther from zero than ``margin``, on one side of it."""
+        return self.has_interval and (self.low > margin or self.high < -margin)
+
+
+def settles(n_seeds: int) -> bool:
+    """Whether a sign test over so many seeds can reach 0.05."""
+    return 2.0 ** (1 - n_seeds) <= ALPHA
+
 
 def effect(row: Any, stat: str, covers: str | None = None) -> Effect:
     """The statistic ``stat`` of a row of a result table, ends NaN where there are none."""

@@ -22,6 +22,7 @@ from satlens.report.claims import (
     ends,
     find,
     number,
+    why,
 )
 from satlens.report.collect import Run
 from satlens.report.effects import Finding, Frame, Kind, capital, count, listed
@@ -97,10 +98,10 @@ def _line(row: Frame) -> str:
         measured = f"{row['quantity']}, study {row['study']}: **{number(row)}**"
         interval = ends(row)
         seeds = str(row["n_seeds"]) if row["n_seeds"] else ""
-    why = f"**{row['verdict']}**: {row['reason']}"
+    judged = f"**{row['verdict']}**: {why(row)}"
     if row["beside_published"]:
-        why += f"; {row['beside_published']}"
-    cells = [capital(row["claim"]), there, measured, interval, seeds, why]
+        judged += f"; {row['beside_published']}"
+    cells = [capital(row["claim"]), there, measured, interval, seeds, judged]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -108,14 +109,19 @@ def _line(row: Frame) -> str:
 
 
 def counted(result: Result) -> Finding:
-    """How many claims have which verdict."""
+    """How many claims there are, and how many of their rows have which verdict."""
     table: Frame = result.table
     counts = table["verdict"].value_counts()
     n = [(verdict, int(counts.get(verdict, 0))) for verdict in VERDICTS]
     each = [
         f"{number} {_PLURALS[verdict] if number != 1 else _one(verdict)}" for verdict, number in n
     ]
-    return Finding(f"Of {count(len(table), 'claim')} of the papers {listed(each)}.")
+    claims, rows = table.drop_duplicates(["claim", "source"]), len(table)
+    whole = count(len(claims), "claim") + " of the papers"
+    if rows > len(claims):
+        several = "some are measured in several models, or in several ways"
+        return Finding(f"{capital(whole)} have {rows} verdicts ({several}): {listed(each)}.")
+    return Finding(f"Of {whole} {listed(each)}.")
 
 
 def _one(verdict: str) -> str:
@@ -142,6 +148,6 @@ def _short(row: Frame) -> str:
     text = f"{paper}: {row['claim']}: {number(row)} {find(row).unit}, {ends(row)}{seeds}"
     if row["verdict"] == "undecided" and row["flags"] == TOO_FEW:
         text += ", too few to decide"
-    elif row["verdict"] != "holds here":
-        text += f"; {row['reason']}"
-    return text + "."
+        return text + "."
+    said = row["context"] if row["verdict"] == "holds here" else why(row)
+    return f"{text}; {said}." if said else f"{text}."

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-
-import numpy as np
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from satlens.analysis.result import Result
-from satlens.analysis.stats import student_interval
 from satlens.report import words
 from satlens.report.collect import Run
-from satlens.report.effects import ALPHA, Effect, Frame, effect, effect_of
-from satlens.report.verdicts import OVER_SEEDS, Measure, Measured, too_few
+from satlens.report.effects import (
+    ALPHA,
+    Effect,
+    Frame,
+    count,
+    effect,
+    effect_of,
+    listed,
+    percent,
+    settles,
+    signed,
+    tenths,
+)
+from satlens.report.verdicts import (
+    OVER_SEEDS,
+    Context,
+    Given,
+    Measure,
+    Measured,
+    mean_over_seeds,
+    too_few,
+)
 
 EARLY = 1 / 8
 """Share of training at which the RD-AttnRes paper first compares (0.25 of 2 B tokens)."""
@@ -41,8 +60,9 @@ def against(reference: str) -> Measure:
         if row is None:
             return
         found = effect(row, "difference", covers=OVER_SEEDS)
-        yield Measured(None, too_few(found) if float(row["sign_p_min"]) > ALPHA else found)
-        for seed, value in seeds_of(row).items():
+        seeds = seeds_of(row)
+        yield Measured(None, found if settles(len(seeds)) else too_few(found))
+        for seed, value in seeds.items():
             yield Measured(seed, Effect(value=value, covers="this seed"))
 
     return measure
@@ -83,10 +103,50 @@ def summary(*path: str) -> Callable[[Result], Effect | None]:
     """A cell of a summary, by its path."""
 
     def of(result: Result) -> Effect | None:
-        cell: object = result.summary
-        for name in path:
-            cell = cell.get(name) if isinstance(cell, dict) else None
+        cell = _cell(result, path)
         return effect_of(cell) if isinstance(cell, dict) else None
+
+    return of
+
+
+def _cell(result: Result, path: Sequence[str]) -> object:
+    """What a summary has at a path; None where that leads nowhere."""
+    cell: object = result.summary
+    for name in path:
+        cell = cell.get(name) if isinstance(cell, dict) else None
+    return cell
+
+
+def size(of: Callable[[Result], Effect | None]) -> Callable[[Result], Effect | None]:
+    """An effect without its sign."""
+
+    def found(result: Result) -> Effect | None:
+        with_sign = of(result)
+        return None if with_sign is None else absolute(with_sign)
+
+    return found
+
+
+def absolute(found: Effect) -> Effect:
+    """An effect without its sign; an interval about zero starts there."""
+    low, high = sorted((abs(found.low), abs(found.high)))
+    low = 0.0 if found.low <= 0 <= found.high else low
+    return replace(found, value=abs(found.value), low=low, high=high)
+
+
+def share_above_untrained(part: str) -> Callable[[Result], Effect | None]:
+    """A share of the variance of gates minus that of the untrained model on the same tokens.
+
+    The untrained share has no interval of its own and counts as exact.
+    """
+
+    def of(result: Result) -> Effect | None:
+        found = summary("gates", "variance_share_intervals", part)(result)
+        before = _cell(result, ("gates", "variance_shares_init", part))
+        if found is None or not isinstance(before, int | float):
+            return None
+        ends = {name: getattr(found, name) - before for name in ("value", "low", "high")}
+        return replace(found, **ends)
 
     return of
 
@@ -114,33 +174,123 @@ def largest_contrast(result: Result) -> Effect | None:
     found = effect(rows.loc[rows["delta_controlled"].abs().idxmax()], "delta_controlled")
     if not len(chosen):
         return Effect(value=abs(found.value), flags="none_established")
-    low, high = sorted((abs(found.low), abs(found.high)))
-    return Effect(value=abs(found.value), low=low, high=high)
+    return absolute(found)
+
+
+# -- what a verdict is read with -------------------------------------------------------------------
+
+
+def note(text: str) -> Context:
+    """The same of every run."""
+    return lambda run, arm: Given(text)
+
+
+def trained_and_untrained(trained: Sequence[str], untrained: Sequence[str]) -> Context:
+    """A share in trained and in untrained models, from two cells of the summary of sparsity."""
+
+    def given(run: Run, arm: str) -> Given | None:
+        pairs = [
+            (after, before)
+            for result in run.of("sparsity").get(arm, {}).values()
+            if isinstance(after := _cell(result, trained), int | float)
+            and isinstance(before := _cell(result, untrained), int | float)
+        ]
+        if not pairs:
+            return None
+        after, before = (f"{tenths(sum(each) / len(each))} %" for each in zip(*pairs, strict=True))
+        return Given(f"trained {after}, untrained {before}")
+
+    return given
+
+
+def signs(analysis: str, of: Callable[[Result], Effect | None]) -> Context:
+    """In how many checkpoints a correlation is on which side of zero by its own interval."""
+
+    def given(run: Run, arm: str) -> Given | None:
+        found = [of(result) for result in run.of(analysis).get(arm, {}).values()]
+        verdicts = [each.verdict for each in found if each is not None]
+        parts = [
+            f"{word} 0 in {verdicts.count(verdict)}"
+            for verdict, word in (("positive", "above"), ("negative", "below"))
+            if verdict in verdicts
+        ]
+        if not parts:
+            return None
+        where = f"{listed(parts)} of {count(len(found), 'checkpoint')}"
+        return Given(f"the correlation itself is {where}, by intervals over documents")
+
+    return given
 
 
 # -- along training --------------------------------------------------------------------------------
 
 
-def gap_change(reference: str) -> Measure:
-    """Loss gap at the end minus the gap at the first evaluation after an eighth of training.
+class Gap(NamedTuple):
+    """How a difference of two arms in logged validation loss moved, over their paired seeds."""
 
-    From the logged validation losses, over paired seeds, with Student's interval.
-    """
+    early: Effect
+    late: Effect
+    change: Effect
+    """The late one minus the early one; each with Student's interval over seeds."""
+    changes: dict[int, float]
+    """By seed."""
+    after: float
+    """Share of training that had passed at the early evaluation."""
+
+
+def gap(run: Run, arm: str, reference: str) -> Gap | None:
+    """The gap to a plain arm of another variant at the first evaluation at or after an eighth of
+    training, and at the end; None without logged losses of both."""
+    gaps = gaps_in_training(run, arm, reference)
+    if not gaps:
+        return None
+    early = {seed: of[_early(of)] for seed, of in gaps.items()}
+    late = {seed: of[max(of)] for seed, of in gaps.items()}
+    changes = {seed: late[seed] - early[seed] for seed in gaps}
+    after = max(_early(of) / max(of) for of in gaps.values())
+    return Gap(_averaged(early), _averaged(late), _averaged(changes), changes, after)
+
+
+def _averaged(values: Mapping[int, float]) -> Effect:
+    return mean_over_seeds({seed: Effect(value=value) for seed, value in values.items()})
+
+
+def _early(gap: Mapping[int, float]) -> int:
+    return min(tokens for tokens in gap if tokens >= EARLY * max(gap))
+
+
+def gap_change(reference: str) -> Measure:
+    """How the gap of :func:`gap` changed, over seeds."""
 
     def measure(run: Run, arm: str) -> Iterable[Measured]:
-        gaps = gaps_in_training(run, arm, reference)
-        if not gaps:
+        found = gap(run, arm, reference)
+        if found is None:
             return
-        changes = {seed: gap[max(gap)] - gap[early_in(gap)] for seed, gap in gaps.items()}
-        t = student_interval(np.array(list(changes.values())))
-        found = Effect(
-            value=float(t.estimate), low=float(t.low), high=float(t.high), covers=OVER_SEEDS
-        )
-        yield Measured(None, too_few(found) if 2.0 ** (1 - len(gaps)) > ALPHA else found)
-        for seed, value in changes.items():
+        few = not settles(len(found.changes))
+        yield Measured(None, too_few(found.change) if few else found.change)
+        for seed, value in found.changes.items():
             yield Measured(seed, Effect(value=value, covers="this seed"))
 
     return measure
+
+
+def early_gain(reference: str) -> Context:
+    """Where the gap started: a gain that is not there yet cannot shrink."""
+
+    def given(run: Run, arm: str) -> Given | None:
+        found = gap(run, arm, reference)
+        if found is None:
+            return None
+        ends = [signed(end) for end in (found.early.value, found.early.low, found.early.high)]
+        text = (
+            f"at the first evaluation, after {percent(found.after)} of training, the gap is "
+            f"{ends[0]} [{ends[1]}, {ends[2]}]"
+        )
+        if found.early.verdict == "negative":
+            return Given(text)
+        return Given(f"{text}: no gain is established there that could shrink", met=False)
+
+    return given
 
 
 def gaps_in_training(run: Run, arm: str, reference: str) -> dict[int, dict[int, float]]:
@@ -158,11 +308,6 @@ def gaps_in_training(run: Run, arm: str, reference: str) -> dict[int, dict[int, 
     for (seed, tokens), value in (losses[arm] - losses[others[0]]).dropna().items():
         gaps.setdefault(int(seed), {})[int(tokens)] = float(value)
     return gaps
-
-
-def early_in(gap: dict[int, float]) -> int:
-    """The first evaluation at or after an eighth of training, in tokens."""
-    return min(tokens for tokens in gap if tokens >= EARLY * max(gap))
 
 
 # -- cost ------------------------------------------------------------------------------------------

@@ -104,6 +104,12 @@ def paired_losses(losses: Frame, keys: Sequence[str] = ()) -> Frame:
     return both.assign(difference=both["loss"] - both["base"]).drop(columns="base")
 
 
+def scored_seeds(run: Run) -> dict[str, list[int]]:
+    """Seeds of every arm that the comparison has a loss of; an arm without any is in it too."""
+    losses = held_out(run)
+    return {arm: sorted(losses[losses["arm"] == arm]["seed"]) for arm in run.arms}
+
+
 def held_out(run: Run) -> Frame:
     """Loss of every final checkpoint on the same test windows: ``arm, seed, loss``.
 

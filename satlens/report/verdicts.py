@@ -1,6 +1,7 @@
 """Claims of papers and what intervals allow to say about them.
 
-* ``holds here``: every interval lies beyond the margin on the claimed side;
+* ``holds here``: every interval lies beyond the margin on the claimed side, and so far as seeds are
+  known one by one, none of them lies on the other;
 * ``does not hold here``: every interval lies within the margin, or beyond it on the other side;
 * ``undecided``: the data allow both, or there are too few seeds or documents for an interval;
 * ``not run``: the study has no such result.
@@ -21,7 +22,7 @@ import numpy as np
 
 from satlens.analysis.stats import student_interval
 from satlens.report.collect import Run
-from satlens.report.effects import ALPHA, MINUS, Effect, count, interval, plain, signed
+from satlens.report.effects import MINUS, Effect, count, interval, plain, settles, signed
 from satlens.report.published import NOTHING, Paper, Published
 
 Verdict = Literal["holds here", "does not hold here", "undecided", "not run"]
@@ -38,8 +39,17 @@ class Measured(NamedTuple):
     effect: Effect
 
 
+class Given(NamedTuple):
+    """What a verdict has to be read with."""
+
+    text: str
+    met: bool = True
+    """Whether the claim can be judged at all; where it cannot, it stays undecided."""
+
+
 Measure = Callable[[Run, str], Iterable[Measured]]
-"""Of a run and an arm."""
+Context = Callable[[Run, str], Given | None]
+"""Of a run and an arm, as the measures are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +66,8 @@ class Claim:
     """None for what no study of this package measures."""
     needs: str = ""
     """The result that it is measured from; for what is not measured, why."""
+    context: Context | None = None
+    """What the verdict has to be read with; None where nothing is to be said."""
     published: Published = NOTHING
     side: Literal[-1, 1] = 1
     """On which side of ``at`` the quantity lies where the claim holds."""
@@ -95,6 +107,13 @@ class Claim:
     def interval(self, found: Effect) -> str:
         return interval(found, sign=self.style == "signed")
 
+    def reach(self, found: Effect) -> tuple[float, float]:
+        """How far beyond ``at`` the two ends of an interval lie, the nearer one first; without an
+        interval how far the value does."""
+        ends = (found.low, found.high) if found.has_interval else (found.value, found.value)
+        low, high = sorted(self.side * (end - self.at) for end in ends)
+        return low, high
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
@@ -102,6 +121,8 @@ class Judgement:
 
     verdict: Verdict
     reason: str
+    context: str = ""
+    """What it has to be read with."""
     shown: Effect | None = None
     n_seeds: int = 0
     lowest: float = math.nan
@@ -118,12 +139,7 @@ def mean_over_seeds(effects: Mapping[int, Effect]) -> Effect:
     return Effect(value=float(t.estimate), low=float(t.low), high=float(t.high), covers=OVER_SEEDS)
 
 
-def settles(n_seeds: int) -> bool:
-    """Whether a sign test over so many seeds can reach 0.05."""
-    return 2.0 ** (1 - n_seeds) <= ALPHA
-
-
-def judge(claim: Claim, measured: Sequence[Measured]) -> Judgement:
+def judge(claim: Claim, measured: Sequence[Measured], given: Given | None = None) -> Judgement:
     """What the intervals of every checkpoint, or the one over all runs, allow to say."""
     defined = [each for each in measured if math.isfinite(each.effect.value)]
     if not defined:
@@ -139,9 +155,14 @@ def judge(claim: Claim, measured: Sequence[Measured]) -> Judgement:
         shown = (
             mean_over_seeds(single) if settles(len(single)) else _weakest(claim, single, verdict)
         )
+        if len(defined) < len(measured):
+            reason += f"; not defined in {len(measured) - len(defined)} more"
+    if given is not None and not given.met:
+        verdict, reason, given = "undecided", given.text, None
     return Judgement(
         verdict=verdict,
         reason=reason,
+        context="" if given is None else given.text,
         shown=shown,
         n_seeds=len(single),
         lowest=min(values, default=math.nan),
@@ -153,46 +174,56 @@ def place(claim: Claim, found: Effect) -> Verdict:
     """On which side of the claim's bound one interval lies."""
     if not found.has_interval or found.flags == TOO_FEW:
         return "undecided"
-    ends = sorted(claim.side * (end - claim.at) for end in (found.low, found.high))
-    if ends[0] > claim.margin:
+    nearer, farther = claim.reach(found)
+    if nearer > claim.margin:
         return "holds here"
-    return "does not hold here" if ends[1] <= claim.margin else "undecided"
+    return "does not hold here" if farther <= claim.margin else "undecided"
 
 
 def _of_whole(claim: Claim, found: Effect, values: Sequence[float]) -> tuple[Verdict, str]:
     """One number over all runs, and the seeds that it is the mean of."""
     verdict = place(claim, found)
-    beyond = sum(claim.side * (value - claim.at) > 0 for value in values)
+    sides = [claim.side * (value - claim.at) for value in values]
+    beyond = sum(side > 0 for side in sides)
     seeds = f"{claim.beyond} {claim.at:g} in {beyond} of {count(len(values), 'seed')}"
     if found.flags == TOO_FEW:
-        least = f"{2.0 ** (1 - len(values)):.2g}"
+        least = f"{2.0 ** (1 - len(values)):.3g}"
         few = f"a sign test over {count(len(values), 'seed')} cannot reach p below {least}"
         return verdict, f"{seeds}; {few}"
-    said = _lies(claim, found, verdict)
+    said = _lies(claim, found, verdict, agree=len({side > 0 for side in sides}) < 2)
+    if verdict == "holds here" and beyond < len(values):
+        return "undecided", f"{said}, but the seeds do not agree; {seeds}"
     return verdict, f"{said}; {seeds}" if values else said
 
 
-def _lies(claim: Claim, found: Effect, verdict: Verdict) -> str:
-    """Where an interval lies, beside what the claim needs."""
+def _lies(claim: Claim, found: Effect, verdict: Verdict, agree: bool = True) -> str:
+    """Where an interval lies, beside what the claim needs; ``agree``: whether the seeds do."""
     bound = claim.limit
     if not found.has_interval:
         return "no interval"
     what = "it" if found.low == found.high else "the interval"
     if verdict == "holds here":
         return f"{what} lies {claim.beyond} {bound}"
+    nearer, farther = claim.reach(found)
+    differs = agree and abs(found.value - claim.at) >= claim.margin
     if verdict == "undecided":
+        if nearer > 0 and differs:
+            return (
+                f"apart from {claim.number(claim.at)} by its interval, but not shown to exceed the "
+                f"margin of {claim.margin:g}"
+            )
         return f"the interval covers {bound}"
-    farthest = max(claim.side * (end - claim.at) for end in (found.low, found.high))
-    if farthest < 0:
+    if farther < 0 and differs:
         other = "below" if claim.side > 0 else "above"
         return f"the opposite is found: {what} lies {other} {claim.number(claim.at)}"
     return f"{what} does not reach beyond {bound}"
 
 
 def _weakest(claim: Claim, single: Mapping[int, Effect], verdict: Verdict) -> Effect:
-    """The checkpoint that is nearest to another verdict."""
-    sign = -1 if verdict == "does not hold here" else 1
-    return min(single.values(), key=lambda found: sign * claim.side * found.value)
+    """The checkpoint whose interval comes nearest to another verdict."""
+    if verdict == "does not hold here":
+        return max(single.values(), key=lambda found: claim.reach(found)[1])
+    return min(single.values(), key=lambda found: claim.reach(found)[0])
 
 
 def _of_checkpoints(claim: Claim, single: Mapping[int, Effect]) -> tuple[Verdict, str]:
@@ -205,8 +236,8 @@ def _of_checkpoints(claim: Claim, single: Mapping[int, Effect]) -> tuple[Verdict
     ends = (claim.number(value) for value in _extremes(single))
     spread = f"{n} checkpoints from {' to '.join(ends)}"
     if len(set(places)) > 1:
-        held = places.count("holds here")
-        return "undecided", f"shown by {held} of {spread}"
+        held, against = (places.count(each) for each in ("holds here", "does not hold here"))
+        return "undecided", f"shown by {held} and contradicted by {against} of {spread}"
     if places[0] != "holds here":
         return places[0], f"{spread}: {_lies(claim, nearest, places[0])} in each"
     if not settles(n):
@@ -227,17 +258,25 @@ def _extremes(single: Mapping[int, Effect]) -> tuple[float, float]:
 
 
 def beside_published(claim: Claim, shown: Effect | None) -> str:
-    """On which side of the paper's own number ours lies; empty where they are not of one kind."""
-    if shown is None or not claim.published.values:
+    """On which side of the paper's own numbers ours lies; empty where they are not of one kind."""
+    if shown is None:
         return ""
-    theirs = claim.published.values[0]
+    said = {
+        scale: _beside(claim, shown, theirs) for scale, theirs in claim.published.by_scale.items()
+    }
+    if len(set(said.values())) > 1:
+        return ", ".join(f"{scale}: {words}" for scale, words in said.items())
+    return next(iter(said.values()), "")
+
+
+def _beside(claim: Claim, shown: Effect, theirs: float) -> str:
     if shown.has_interval and shown.low <= theirs <= shown.high:
         return "interval covers the published value"
     if (shown.value - claim.at) * (theirs - claim.at) < 0:
         return "opposite to the published value"
     if abs(shown.value - claim.at) < abs(theirs - claim.at):
-        return "smaller than published"
-    return "larger than published"
+        return "a smaller difference than published"
+    return "a larger difference than published"
 
 
 def too_few(found: Effect) -> Effect:

@@ -142,6 +142,44 @@ def test_mass_and_cause_has_every_unit_and_its_correlation(drawings, root):
     assert {"L1 head 0", "L7 head 3"} <= said  # the units that the mock tables set apart
 
 
+def test_captions_say_which_units_are_coloured_and_what_the_axis_is(drawings, tmp_path):
+    caption = drawings["mass_and_cause"].caption
+    assert "by both intervals, on opposite sides of the median unit" in caption
+    # Costs of the mock tables span four orders of magnitude.
+    assert "the vertical axis is logarithmic in both directions, linear about 0" in caption
+    run = Run(tmp_path, {}, ["satformer"], {"satformer": [0]})
+    table = mock.attribution()
+    for column in ("dnll", "dnll_low", "dnll_high"):
+        table[column] = mock.np.linspace(0.1, 0.2, len(table))
+    run.results["satformer", 0, "attribution"] = Result(
+        "attribution", table, summary=mock.attribution_summary()
+    )
+    assert "logarithmic" not in draw("mass_and_cause", run).caption
+
+
+def test_correlations_stand_in_the_row_of_their_checkpoint(tmp_path):
+    """A checkpoint without a second-order estimate moves no other's."""
+    run = Run(tmp_path, {}, ["satformer"], {"satformer": [0, 1]})
+    for seed, second in ((0, None), (1, 0.9)):
+        summary = mock.attribution_summary()
+        if second is None:
+            del summary["by_kind"]["gate"]["fisher_dnll"]
+        else:
+            summary["by_kind"]["gate"]["fisher_dnll"] = mock.cell(second, 0.01)
+        result = Result("attribution", mock.attribution(seed=seed), summary=summary)
+        run.results["satformer", seed, "attribution"] = result
+    axes = draw("mass_and_cause", run).figure.axes
+    (ax,) = [ax for ax in axes if _left(ax) == "Agreement, arm and seed"]
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["satformer 0", "satformer 1"]
+    drawn = [
+        float(y)
+        for line in ax.get_lines()
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+        if x == 0.9
+    ]
+    assert drawn and all(0.5 < y < 1.5 for y in drawn)
+
+
 def test_units_that_were_only_screened_are_not_drawn(tmp_path):
     arms = {"satformer": {"variant": "satformer"}}
     run = Run(tmp_path, {"arms": arms}, ["satformer"], {"satformer": [0]})

@@ -91,7 +91,11 @@ def test_every_checkpoint_has_to_show_it(tmp_path):
     mixed = run_of(tmp_path, 2, gated_ablation_0=ablated(0.05), gated_ablation_1=ablated(0.0))
     found = row_of(mixed, RELIES)
     assert found["verdict"] == "undecided"
-    assert "shown by 1 of 2 checkpoints" in found["reason"]
+    assert "shown by 1 and contradicted by 0 of 2 checkpoints" in found["reason"]
+    opposed = run_of(tmp_path, 2, gated_ablation_0=ablated(0.05), gated_ablation_1=ablated(-0.05))
+    found = row_of(opposed, RELIES)
+    assert found["verdict"] == "undecided"
+    assert "shown by 1 and contradicted by 1 of 2 checkpoints" in found["reason"]
     assert row_of(run_of(tmp_path), RELIES)["verdict"] == "not run"
 
 
@@ -141,6 +145,8 @@ def test_the_gap_in_training_is_that_of_paired_seeds(tmp_path):
     for early, late, says in (
         (-0.065, -0.030, "holds here"),
         (-0.001, -0.04, "does not hold here"),
+        (0.003, -0.05, "undecided"),  # no gain yet at the first evaluation
+        (-0.0, 0.04, "undecided"),
     ):
         run = run_of(tmp_path, 6, curves=logged(early, late))
         run.arms.append("shared")
@@ -148,6 +154,9 @@ def test_the_gap_in_training_is_that_of_paired_seeds(tmp_path):
         found = row_of(run, SHRINKS)
         assert found["value"] == pytest.approx(late - early)
         assert found["verdict"] == says
+        # 200 of 1,000 tokens: the first evaluation after an eighth, as the data have it.
+        assert "after 20 % of training" in found["reason"] + found["context"]
+        assert ("no gain is established there" in found["reason"]) == (says == "undecided")
 
 
 def timed(speed: float, half: float, again: float = 0.0) -> Result:
@@ -168,7 +177,7 @@ def test_timings_count_only_beyond_the_noise_of_the_machine(tmp_path):
     found = row_of(run_of(tmp_path, bench=timed(0.95, 0.01)), claim)
     assert found["verdict"] == "holds here"
     assert (found["value"], found["value_low"], found["value_high"]) == (0.95, 0.94, 0.96)
-    assert found["beside_published"] == "smaller than published"
+    assert found["beside_published"] == "a smaller difference than published"
     noisy = row_of(run_of(tmp_path, bench=timed(0.95, 0.01, again=0.06)), claim)
     assert noisy["verdict"] == "undecided"
     memory = row_of(run_of(tmp_path, bench=timed(0.95, 0.01)), "for values cost memory")
@@ -199,9 +208,15 @@ def test_what_is_published_is_beside_ours_only_in_the_same_unit():
     (claim,) = [c for c in CLAIMS if "end below a shared route" in c.text]
     ours = Effect(value=-0.04, low=-0.05, high=-0.02)
     assert beside_published(claim, ours) == "interval covers the published value"
-    assert beside_published(claim, Effect(value=-0.01)) == "smaller than published"
+    assert beside_published(claim, Effect(value=-0.01)) == "a smaller difference than published"
     assert beside_published(claim, Effect(value=0.04)) == "opposite to the published value"
-    assert beside_published(claim, Effect(value=-0.1)) == "larger than published"
+    assert beside_published(claim, Effect(value=-0.1)) == "a larger difference than published"
+    # Two scales, -0.0301 (S) and -0.0247 (M), and an interval that ends between them.
+    assert beside_published(claim, Effect(value=-0.02, low=-0.027, high=-0.013)) == (
+        "S: a smaller difference than published, M: interval covers the published value"
+    )
+    memory = [c for c in CLAIMS if "memory" in c.text]
+    assert [beside_published(c, Effect(value=1.0, low=1.0, high=1.0)) for c in memory] == [""] * 3
     (static,) = [c for c in CLAIMS if "static value residuals lower" in c.text]
     assert beside_published(static, ours) == ""
 
@@ -216,3 +231,111 @@ def test_the_largest_category_contrast_needs_adjusted_significance(tmp_path):
         result = Result("categories", mock.categories(cells), parts=(part,))
         run = run_of(tmp_path, gated_categories_0=result)
         assert row_of(run, "category of a token")["verdict"] == expected
+
+
+# -- what an untrained model would show too --------------------------------------------------------
+
+HEADS = "access is specific to heads"
+
+
+def shared(trained: float, untrained: float | None, half: float = 0.001) -> Result:
+    """Gates whose variance lies so far between heads, and did so before training."""
+    rest = {"layers": 0.1, "tokens": 0.5}
+    gates = {
+        "variance_shares": {"heads": trained, **rest},
+        "variance_share_intervals": {"heads": mock.cell(trained, half)},
+    }
+    if untrained is not None:
+        gates["variance_shares_init"] = {"heads": untrained, **rest}
+    return Result("sparsity", mock.gates(4, 2), summary={"gates": gates})
+
+
+def test_heads_that_differ_before_training_are_no_finding(tmp_path):
+    def found(trained: float, untrained: float | None):
+        return row_of(run_of(tmp_path, gated_sparsity_0=shared(trained, untrained)), HEADS)
+
+    assert found(0.025, 0.023)["verdict"] == "does not hold here"
+    grown = found(0.042, 0.023)
+    assert grown["verdict"] == "holds here"
+    assert grown["value"] == pytest.approx(0.019)
+    assert grown["context"] == "trained 4.2 %, untrained 2.3 %"
+    assert found(0.042, None)["verdict"] == "not run"
+
+
+def test_a_verdict_about_categories_says_what_it_has_to_be_read_with(tmp_path):
+    cells = mock.gate_cells(4, 2)
+    delta = mock.np.linspace(0.05, 0.2, len(cells))
+    part = Result("categories_contrasts", mock.contrasts(cells, delta, delta))
+    result = Result("categories", mock.categories(cells), parts=(part,))
+    run = run_of(tmp_path, gated_categories_0=result)
+    assert row_of(run, "category of a token")["context"].startswith("an untrained gate reads its")
+
+
+@pytest.mark.parametrize(
+    ("r", "verdict", "context"),
+    [
+        (0.44, "holds here", "above 0 in 1 of 1 checkpoint"),
+        (-0.44, "holds here", "below 0 in 1 of 1 checkpoint"),
+        (0.02, "holds here", ""),
+        (-0.8, "does not hold here", "below 0 in 1 of 1 checkpoint"),
+        (0.48, "undecided", "above 0 in 1 of 1 checkpoint"),
+    ],
+)
+def test_a_weak_correlation_is_weak_whatever_its_sign(tmp_path, r, verdict, context):
+    summary = {"by_kind": {"gate": {"mass_dnll": mock.cell(r, 0.05)}}}
+    result = Result("attribution", mock.attribution(), summary=summary)
+    table = claims(run_of(tmp_path, gated_attribution_0=result)).table
+    (found,) = table[table["quantity"].str.endswith("over the gates of satformer")].to_dict(
+        "records"
+    )
+    assert (found["verdict"], found["value"]) == (verdict, pytest.approx(abs(r)))
+    assert found["value_low"] == pytest.approx(max(0.0, abs(r) - 0.05))
+    said = f"the correlation itself is {context}, by intervals over documents" if context else ""
+    assert found["context"] == said
+
+
+# -- single checkpoints ----------------------------------------------------------------------------
+
+
+def test_the_weakest_checkpoint_is_the_one_whose_interval_comes_nearest(tmp_path):
+    run = run_of(tmp_path, 2, gated_ablation_0=ablated(0.09, 0.01))
+    run.results["gated", 1, "ablation"] = ablated(0.1, 0.099)
+    assert row_of(run, RELIES)["value"] == 0.1
+    run = run_of(tmp_path, 2, gated_ablation_0=ablated(-0.05, 0.001))
+    run.results["gated", 1, "ablation"] = ablated(-0.06, 0.059)
+    found = row_of(run, RELIES)
+    assert (found["verdict"], found["value"]) == ("does not hold here", -0.06)
+
+
+def test_an_undefined_checkpoint_is_said(tmp_path):
+    nothing = Result(
+        "ablation",
+        mock.ablation({"zero": 0.0}, 4, 2),
+        summary={"overall": {"gate.zero": {"estimate": None, "low": None, "high": None}}},
+    )
+    run = run_of(tmp_path, 2, gated_ablation_0=ablated(0.05), gated_ablation_1=nothing)
+    assert row_of(run, RELIES)["reason"].endswith("; not defined in 1 more")
+
+
+def test_the_smallest_p_of_four_seeds_is_an_eighth(tmp_path):
+    found = row_of(run_of(tmp_path, comparison=compared(*SIX[:4])), LOWER)
+    assert "cannot reach p below 0.125" in found["reason"]
+
+
+def test_seeds_that_disagree_hold_nothing(tmp_path):
+    seeds = (*SIX[:5], 0.002)
+    found = row_of(run_of(tmp_path, comparison=compared(*seeds)), LOWER)
+    assert found["value_high"] < -0.01
+    assert found["verdict"] == "undecided"
+    assert "below 0 in 5 of 6 seeds" in found["reason"]
+
+
+def test_apart_from_zero_is_not_beyond_the_margin(tmp_path):
+    seeds = (-0.055, -0.022, -0.019, -0.002, -0.037, -0.015)
+    found = row_of(run_of(tmp_path, comparison=compared(*seeds)), LOWER)
+    assert found["value_low"] < -0.01 < found["value_high"] < 0
+    assert found["verdict"] == "undecided"
+    assert found["reason"] == (
+        "apart from 0 by its interval, but not shown to exceed the margin of 0.01; "
+        "below 0 in 6 of 6 seeds"
+    )

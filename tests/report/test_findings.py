@@ -6,12 +6,13 @@ import json
 import re
 from pathlib import Path
 
+import mock_tables as mock
 import pytest
-from studies import HIGHER, LOWER, ablate, compare, draw, make_study
 
 from satlens.cli import main
 from satlens.errors import DataError
 from satlens.report.findings import LEDGER, findings, write_findings
+from studies import HIGHER, LOWER, ablate, compare, draw, make_study, save
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "findings.md"
@@ -58,6 +59,44 @@ def test_a_flipped_comparison_changes_the_words(study):
     assert "gated access to V_1 lowers the loss" in after[start:end]
 
 
+@pytest.mark.parametrize(
+    ("seeds", "group", "verdict"),
+    [
+        (LOWER, "Established beyond", "Holds here"),
+        (HIGHER, "Established beyond", "Does not hold here"),
+        ((-0.055, -0.022, -0.019, -0.002, -0.037, -0.015), "Established to differ", "Undecided"),
+        ((*LOWER[:5], 0.002), "Not established by seeds", "Undecided"),
+        ((*HIGHER[:5], -0.002), "Not established by seeds", "Does not hold here"),
+        ((-0.004, -0.003, -0.004, -0.003, -0.004, -0.003), "Not established by", "Does not hold"),
+        ((0.004, 0.003, 0.004, 0.003, 0.004, 0.003), "Not established by", "Does not hold"),
+        ((-0.017, -0.001, -0.013, -0.007, -0.002, -0.011), "Not established by", "Undecided"),
+    ],
+)
+def test_the_summary_and_the_differences_say_the_same(study, seeds, group, verdict):
+    compare(study, seeds, HIGHER)
+    text = written(study)
+    (line,) = [
+        line for line in text.splitlines() if re.match(r"\* .*satformer ends .* trans", line)
+    ]
+    groups = re.split(r"(?<=[a-z]): ", line)
+    assert groups[0].startswith(f"* {group}")
+    short = text[text.index("## In short") : text.index("## How to read")]
+    headed = [part for part in re.split(r"\n\*\*", short) if "gated access to V_1 lowers" in part]
+    assert [part.startswith(verdict) for part in headed] == [True]
+    (said,) = [line for line in short.splitlines() if "gated access to V_1 lowers" in line]
+    assert ("opposite is found" in said) == (seeds is HIGHER)
+    assert ("apart from 0" in said) == (group == "Established to differ")
+
+
+def test_the_seeds_said_are_those_that_were_compared(study):
+    plan = json.loads((study / "plan.json").read_text())
+    plan["recipe"]["seeds"] = 9
+    (study / "plan.json").write_text(json.dumps(plan))
+    text = written(study)
+    assert "6 seeds: transformer, resformer, satformer and satformer-tanh" in text
+    assert "| transformer | 2,132,096 | 6 |" in text
+
+
 def test_what_was_not_established_is_said(study):
     assert "looked for and not found" not in written(study)
     ablate(study, 0.001, seed=1)
@@ -81,13 +120,41 @@ def test_numbers_and_intervals_are_those_of_the_tables(study):
     assert "tanh +0.020 and +0.030 (2 seeds)" in text
 
 
+def test_a_weight_is_beside_that_of_the_untrained_model(study):
+    weights = mock.route_weights(4, decoupled=False)
+    table = mock.routes(weights)
+    several = table[table["n_sources"] > 1]
+    expected = 100 * (several["mass_embedding_init"] * several["n_tokens"]).sum()
+    expected /= several["n_tokens"].sum()
+    save(study, "attnres-seed0", "sparsity", table, mock.route_summary())
+    text = written(study)
+    assert "has 40.0 % [39.0 %, 41.0 %] (one seed) of the weight" in text
+    assert f"of the weight (untrained {expected:.1f} %)" in text
+    (row,) = [line for line in text.splitlines() if "weight of the embedding, reads" in line]
+    assert row.endswith(f" | {expected:.1f} % |")
+
+
+def test_units_that_disagree_are_said_by_the_whole_rule(study):
+    summary = mock.attribution_summary()
+    save(study, "satformer-seed0", "attribution", mock.attribution(), summary)
+    assert "By seed 2 of them are at least half of the ranks apart" in written(study)
+    assert "by both intervals, on opposite sides of the median unit" in written(study)
+
+
+def test_damage_and_gain_say_what_they_were_measured_on(study):
+    text = written(study)
+    assert "nats/token; by their own intervals over documents 2 of 2 such costs are above 0" in text
+    assert "Beside the 0.040 of closing them all (2 seeds, on the tokens that" in text
+    assert "ends 0.056 below the trained transformer (6 seeds, on all held-out tokens)" in text
+
+
 def test_figures_are_linked_from_where_the_page_is(study):
     text = written(study)
     page = study.parents[1] / "docs" / "findings.md"
     links = re.findall(r"\]\((\.\./[^)]+)\)", text)
     assert len(links) == 6
     assert all((page.parent / link).resolve().exists() for link in links)
-    assert "*A title. Open gates, of 2 seeds. Kind of figure: A paper." in text
+    assert "*A title (study mock). Open gates, of 2 seeds. Kind of figure: A paper." in text
     gates, more = text.index("open_gates_by_depth.png"), text.index("something_new.png")
     assert text.index("## What is taken") < gates < text.index("## Do values come from")
     assert more > text.index("## Further figures")

@@ -19,6 +19,7 @@ from satlens.data.tokenizers import train_bpe
 from satlens.models.initialise import family
 from satlens.plotting import figure_for, picture_bytes
 from satlens.report import words
+from satlens.report.findings.routes import untrained
 
 TEXTS = [
     f"The {noun} of the old house was {verb} by a man in {year}, and they said so."
@@ -66,6 +67,13 @@ def test_every_analysis_is_drawn_and_put_into_words(model) -> None:
     found = sparsity(model, TEXTS, **OPTIONS)
     drawn(found)
     assert words.sparsity(found.table, found.summary)
+    for stat in ("mass_embedding", "effective_sources", "normalised_entropy", "content_dependence"):
+        overall = found.summary.get("routes", {}).get("overall", {}).get(stat, {}).get("estimate")
+        if overall is not None:
+            # The untrained mean weighs reads as the summary of the trained model does.
+            swapped = found.table.assign(**{f"{stat}_init": found.table[stat]})
+            mean = untrained({0: Result("sparsity", swapped)}, stat)[0]
+            assert mean == pytest.approx(overall, abs=1e-9)
 
     found = ablate(model, TEXTS, **OPTIONS)
     drawn(found)

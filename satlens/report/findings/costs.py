@@ -36,7 +36,11 @@ def cost_table(run: Run) -> str:
                 plain(float(row["memory_ratio"])),
             ]
         )
-    heads = ("architecture / reference", "tokens a second, ratio [quartiles]", "memory, ratio")
+    heads = (
+        "architecture / reference",
+        "tokens a second of processor time, ratio [quartiles]",
+        "activations kept, ratio",
+    )
     return table(heads, [row for row in rows if row[0] != "transformer / transformer"])
 
 
@@ -81,7 +85,10 @@ def mass_and_cause(run: Run) -> list[str]:
         apart = numbers(results, "by_kind", kind, "n_disagree")
         if apart:
             each = listed([str(int(n)) for n in apart.values()])
-            text += f". At least half of the ranks apart are {each} of them, by seed"
+            text += (
+                f". By seed {each} of them are at least half of the ranks apart by weight and by "
+                "cost and, by both intervals, on opposite sides of the median unit"
+            )
         said.append(f"{text}.")
     return said
 

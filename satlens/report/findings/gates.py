@@ -9,6 +9,7 @@ from satlens.report.collect import Run
 from satlens.report.effects import ALPHA, NATS, Effect, Frame, count, effect, listed, plain
 from satlens.report.findings.phrases import (
     Row,
+    above_zero,
     across,
     cells,
     change,
@@ -101,6 +102,12 @@ def _zeros(arm: str, results: Results) -> str:
             f"; in the same models untrained {share(mean(before.values()))}. Training moved that "
             f"by {across(points, change(1))} points: {_signs(moved, 'closed', 'opened')}"
         )
+    size, start = cells(results, "gates", "overall", "mean"), _untrained(results, "mean")
+    if size and start:
+        text += (
+            f". How far they open is another matter: the mean of all gates, zeros included, went "
+            f"from {plain(mean(start.values()))} to {across(size, number())}"
+        )
     return f"{text}."
 
 
@@ -140,14 +147,20 @@ def _where(arm: str, results: Results) -> str:
     elif dead:
         each = listed([str(int(n)) for n in dead.values()])
         text += f". Of {int(next(iter(heads.values())))} heads {each} are dead, by seed"
-    spread = {
-        label: cells(results, "gates", "variance_share_intervals", name)
-        for name, label in _PARTS.items()
-    }
-    parts = [f"{across(found, share)} between {label}" for label, found in spread.items() if found]
+    spread = {name: cells(results, "gates", "variance_share_intervals", name) for name in _PARTS}
+    parts = [
+        f"{across(found, share)} between {_PARTS[name]}{_start(results, name)}"
+        for name, found in spread.items()
+        if found
+    ]
     if parts:
         text += f". The variance of gates lies {listed(parts)}"
     return f"{text}."
+
+
+def _start(results: Results, part: str) -> str:
+    before = numbers(results, "gates", "variance_shares_init", part)
+    return f" (untrained {share(mean(before.values()))})" if before else ""
 
 
 def by_layer(results: Results, stat: str) -> dict[int, dict[int, Effect]]:
@@ -227,15 +240,17 @@ def _cost_of_closing(run: Run, arm: str) -> str:
     ]
     if not parts:
         return ""
-    text = f"**Does it matter?** In `{arm}` {listed(parts)} {NATS}"
+    text = f"**Does it matter?** In `{arm}` {listed(parts)} {NATS}; {above_zero(costs.values())}"
     row = contrast(run, arm, plain_arms(run, "transformer"))
     if row is not None and costs["zero"]:
         gain, damage = effect(row, "difference"), mean(f.value for f in costs["zero"].values())
         side = "below" if gain.value < 0 else "above"
+        ablated, compared = (count(len(k), "seed") for k in (costs["zero"], seeds_of(row)))
         text += (
-            f". Beside the {plain(damage)} of closing them all, `{arm}` ends "
-            f"{plain(abs(gain.value))} {side} the trained transformer: damage to a model that was "
-            "trained with its gates shows reliance, and is no measure of what they are worth"
+            f". Beside the {plain(damage)} of closing them all ({ablated}, on the tokens that "
+            f"interventions read), `{arm}` ends {plain(abs(gain.value))} {side} the trained "
+            f"transformer ({compared}, on all held-out tokens): damage to a model that was trained "
+            "with its gates shows reliance, and is no measure of what they are worth"
         )
     return f"{text}."
 
@@ -289,6 +304,8 @@ def gate_functions(run: Run) -> str:
         each = listed([change()(value) for value in single.values()])
         zero = cells(run.of("sparsity").get(arm, {}), "gates", "overall", "zero_fraction")
         zeros = f", exactly zero in {across(zero, share)} of cases" if zero else ""
+        if zero and not any(each.value for each in zero.values()):
+            zeros = ", never exactly zero"
         said.append(f"{function} {each} ({count(len(single), 'seed')}){zeros}")
     if not said:
         return ""

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from satlens.analysis.result import Result
 from satlens.report import words
 from satlens.report.collect import Run
 from satlens.report.effects import (
     NATS,
+    NOISE_FLOOR,
     Effect,
     Frame,
     count,
     effect,
-    listed,
     percent,
     plain,
+    settles,
     signed,
 )
 from satlens.report.findings.phrases import table
-from satlens.report.measures import early_in, gaps_in_training, plain_arms, seeds_of
-from satlens.report.verdicts import mean_over_seeds, settles
+from satlens.report.measures import Gap, gap, plain_arms, seeds_of
+from satlens.report.over_seeds import held_out
+from satlens.report.verdicts import mean_over_seeds
 
 _HEADS = (
     *("contrast", f"difference, {NATS}", "t, over seeds", "bootstrap, over seeds"),
     *("seeds and documents", "documents, these checkpoints", "lower in", "sign test p"),
 )
 _GROUPS = {
-    "found": "Established over seeds",
+    "beyond": f"Established beyond the noise floor of {NOISE_FLOOR:g}",
+    "apart": f"Established to differ, but not shown to exceed the noise floor of {NOISE_FLOOR:g}",
     "direction": "A direction only, because of too few seeds",
     "open": "Not established by seeds that could have done so",
     "few": "Not established, and too few seeds to do so",
@@ -72,9 +75,15 @@ def contrasts(run: Run) -> list[str]:
     kinds = words.comparison(compared.table, compared.summary)
     groups: dict[str, list[str]] = {}
     for found, (_, row) in zip(kinds, _rows(compared), strict=True):
-        few = found.kind == "open" and not settles(len(seeds_of(row)))
-        groups.setdefault("few" if few else found.kind, []).append(_contrast(row))
+        groups.setdefault(_group(found.kind, row), []).append(_contrast(row))
     return [f"{_GROUPS[kind]}: {'; '.join(groups[kind])}." for kind in _GROUPS if kind in groups]
+
+
+def _group(kind: str, row: Frame) -> str:
+    """How far a difference is established; its kind is that of its sentence in a report."""
+    if kind == "found":
+        return "beyond" if effect(row, "difference").exceeds(NOISE_FLOOR) else "apart"
+    return "few" if kind == "open" and not settles(len(seeds_of(row))) else kind
 
 
 def _contrast(row: Frame) -> str:
@@ -89,7 +98,7 @@ def _contrast(row: Frame) -> str:
 
 
 def along_training(run: Run) -> list[str]:
-    """How the gap of each contrast with seeds enough moved between an eighth and the end."""
+    """How the gap of each contrast with seeds enough moved from early in training to its end."""
     compared = run.study.get("comparison")
     if compared is None:
         return []
@@ -98,58 +107,55 @@ def along_training(run: Run) -> list[str]:
         first, second = str(row["first"]), str(row["second"])
         if second not in plain_arms(run, run.variant(second)) or not settles(len(seeds_of(row))):
             continue
-        gaps = gaps_in_training(run, first, run.variant(second))
-        if gaps:
-            said.append(_moved(first, second, gaps))
+        found = gap(run, first, run.variant(second))
+        if found is not None:
+            said.append(_moved(first, second, found))
     return said
 
 
-def _moved(first: str, second: str, gaps: Mapping[int, Mapping[int, float]]) -> str:
-    ends = {seed: (early_in(dict(gap)), max(gap)) for seed, gap in gaps.items()}
-    early = mean_over_seeds({seed: Effect(value=gaps[seed][a]) for seed, (a, _) in ends.items()})
-    late = mean_over_seeds({seed: Effect(value=gaps[seed][b]) for seed, (_, b) in ends.items()})
-    moved = mean_over_seeds(
-        {seed: Effect(value=gaps[seed][b] - gaps[seed][a]) for seed, (a, b) in ends.items()}
-    )
-    at = {a / b for a, b in ends.values()}
+def _moved(first: str, second: str, found: Gap) -> str:
     verb = {
         "positive": "moves up",
         "negative": "moves down",
         "null": "does not move by an amount that is established",
-    }.get(moved.verdict, "has no interval")
+    }.get(found.change.verdict, "has no interval")
     return (
-        f"{first} minus {second}, validation loss: {signed(early.value)} {_ends(early)} after "
-        f"{listed(sorted(percent(share) for share in at))} of training, {signed(late.value)} "
-        f"{_ends(late)} at its end; over the seeds it {verb} ({signed(moved.value)} "
-        f"{_ends(moved)})."
+        f"{first} minus {second}, validation loss: {_valued(found.early)} after "
+        f"{percent(found.after)} of training, {_valued(found.late)} at its end; over the seeds it "
+        f"{verb} ({_valued(found.change)})."
     )
 
 
 def arms_table(run: Run) -> str:
     """What was trained: parameters, seeds, and where it ended on held-out text."""
     compared = run.study.get("comparison")
-    losses: Mapping[str, Mapping[str, float]] = {} if compared is None else compared.summary["nll"]
     sizes = {} if compared is None else compared.summary.get("n_parameters", {})
+    losses = held_out(run)
     rows = []
     for arm in run.arms:
-        values = list(losses.get(arm, {}).values())
+        values = losses[losses["arm"] == arm]["loss"]
         ended = (
-            mean_over_seeds({k: Effect(value=v) for k, v in enumerate(values)}) if values else None
+            mean_over_seeds({k: Effect(value=v) for k, v in enumerate(values)})
+            if len(values)
+            else None
         )
-        nll = "" if ended is None else f"{plain(ended.value)} {_ends(ended, plain)}".rstrip()
         size = sizes.get(arm)
         rows.append(
             [
                 arm if run.variant(arm) == arm else f"{arm} ({run.variant(arm)})",
                 f"{int(size):,}" if size else "",
-                str(len(run.seeds.get(arm, ()))),
-                nll,
+                str(len(values)),
+                "" if ended is None else _valued(ended, plain),
                 "" if ended is None else plain(math.exp(ended.value), 1),
             ]
         )
     rows.sort(key=lambda row: row[3] or "~")
     heads = ("arm", "parameters", "seeds", f"held-out NLL, {NATS} [t over seeds]", "perplexity")
     return table(heads, rows)
+
+
+def _valued(found: Effect, write: Callable[[float], str] = signed) -> str:
+    return f"{write(found.value)} {_ends(found, write)}".rstrip()
 
 
 def _ends(found: Effect, write: Callable[[float], str] = signed) -> str:

@@ -55,6 +55,16 @@ def _ends(found: Effect, write: Write) -> str:
     return f" [{write(found.low)}, {write(found.high)}]" if found.has_interval else ""
 
 
+def above_zero(measured: Iterable[Mapping[int, Effect]]) -> str:
+    """How many costs of single checkpoints are above zero by their own intervals over documents,
+    those of several interventions together; empty where none has an interval."""
+    found = [each for effects in measured for each in effects.values() if each.has_interval]
+    up = sum(each.verdict == "positive" for each in found)
+    if not found:
+        return ""
+    return f"by their own intervals over documents {up} of {len(found)} such costs are above 0"
+
+
 class Row(NamedTuple):
     """One quantity of one arm, by seed, for a table."""
 

@@ -47,11 +47,11 @@ def drawn(run: Run, page: Path) -> list[Drawn]:
     for sidecar in sorted((run.root / FOLDER).glob("*.json")):
         picture = sidecar.with_suffix(".png")
         if picture.exists():
-            found.append(Drawn(sidecar.stem, _markdown(sidecar, picture, page)))
+            found.append(Drawn(sidecar.stem, _markdown(run.name, sidecar, picture, page)))
     return found
 
 
-def _markdown(sidecar: Path, picture: Path, page: Path) -> str:
+def _markdown(study: str, sidecar: Path, picture: Path, page: Path) -> str:
     try:
         facts = json.loads(sidecar.read_text(encoding="utf-8"))
         title, caption, source = (str(facts[key]) for key in ("title", "caption", "source"))
@@ -59,7 +59,8 @@ def _markdown(sidecar: Path, picture: Path, page: Path) -> str:
         raise DataError(f"{sidecar}: not the sidecar of a figure; draw it again") from None
     where = Path(os.path.relpath(picture.resolve(), page.resolve().parent)).as_posix()
     pdf, values = (where.removesuffix("png") + ending for ending in ("pdf", "csv"))
-    said = f"{title}. {caption.removesuffix('.')}. Kind of figure: {source}.".replace("*", "\\*")
+    said = f"{title} (study {study}). {caption.removesuffix('.')}. Kind of figure: {source}."
+    said = said.replace("*", "\\*")
     text = f"*{said} [PDF]({pdf}), [values]({values}).*"
     return f"![{title}]({where})\n\n{text}"
 

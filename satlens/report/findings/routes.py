@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from satlens.analysis.result import Result
 from satlens.report.collect import Run
 from satlens.report.effects import NATS, Effect, Frame, count, effect, listed
 from satlens.report.findings.phrases import (
     Row,
+    above_zero,
     across,
     cells,
     change,
@@ -55,7 +58,8 @@ def rows(run: Run) -> list[Row]:
                 found.append(Row(run.name, arm, name, cells(diverged, stat), number(), zeros))
             for stat, label, write in _SPREAD:
                 effects = cells(sparsity, "routes", "overall", stat)
-                found.append(Row(run.name, arm, label, effects, write))
+                before = untrained(sparsity, stat)
+                found.append(Row(run.name, arm, label, effects, write, before))
             for key, label in _COSTS.items():
                 cost = cells(run.of("ablation").get(arm, {}), "overall", key)
                 name = f"cost of {label}, {NATS}"
@@ -66,9 +70,10 @@ def rows(run: Run) -> list[Row]:
 _SPREAD = (
     ("normalised_entropy", "normalised entropy (uniform: 1)", number()),
     ("effective_sources", "effective sources a read", number(2)),
-    ("mass_embedding", "weight of the embedding", share),
+    ("mass_embedding", "weight of the embedding, reads of several sources", share),
     ("content_dependence", "what the token decides", share),
 )
+_OF_LOG_SOURCES = ("normalised_entropy", "content_dependence")
 
 
 def _spread(arm: str, results: Results) -> str:
@@ -78,23 +83,46 @@ def _spread(arm: str, results: Results) -> str:
     effective = cells(results, "routes", "overall", "effective_sources")
     mass = cells(results, "routes", "overall", "mass_embedding")
     content = cells(results, "routes", "overall", "content_dependence")
+    before = untrained(results, "mass_embedding")
+    start = f" (untrained {share(mean(before.values()))})" if before else ""
     text = (
         f"**`{arm}`: from where?** Routes start uniform and end with a normalised entropy of "
         f"{across(entropy, number(2))}, {across(effective, number(2))} effective sources a read; "
-        f"the embedding keeps {across(mass, share)} of the weight where it is a source"
+        f"over reads of several sources the embedding has {across(mass, share)} of the weight"
+        f"{start}"
     )
     if content:
         text += f", and the token decides {across(content, share)} of what a route could say of it"
     return f"{text}."
 
 
+def untrained(results: Results, stat: str) -> dict[int, float]:
+    """A statistic of untrained routes over all reads of several sources, by seed.
+
+    Reads weigh by their tokens, and where the statistic is a share of the log of their number of
+    sources, by that too: as in the summary of the trained model.
+    """
+    found = {}
+    for seed, result in results.items():
+        table: Frame = result.table
+        if f"{stat}_init" not in table:
+            continue
+        reads = table[(table["n_sources"] > 1) & table[f"{stat}_init"].notna()]
+        weight = reads["n_tokens"].astype(float)
+        if stat in _OF_LOG_SOURCES:
+            weight = weight * np.log(reads["n_sources"].astype(float))
+        if weight.sum() > 0:
+            found[seed] = float(np.average(reads[f"{stat}_init"].astype(float), weights=weight))
+    return found
+
+
 def _costs(arm: str, results: Results) -> str:
-    parts = [
-        f"{label} costs {across(found, change())}"
-        for name, label in _COSTS.items()
-        if (found := cells(results, "overall", name))
-    ]
-    return f"**`{arm}`: does it matter?** In {NATS}, {listed(parts)}." if parts else ""
+    costs = {label: cells(results, "overall", name) for name, label in _COSTS.items()}
+    parts = [f"{label} costs {across(found, change())}" for label, found in costs.items() if found]
+    if not parts:
+        return ""
+    known = above_zero(costs.values())
+    return f"**`{arm}`: does it matter?** In {NATS}, {listed(parts)}; {known}."
 
 
 # -- two roles -------------------------------------------------------------------------------------

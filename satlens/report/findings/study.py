@@ -10,6 +10,7 @@ from typing import Any
 
 from satlens.report.collect import Run
 from satlens.report.effects import count, listed
+from satlens.report.over_seeds import scored_seeds
 
 _SHOWN = ("satlens", "torch", "numpy", "scipy", "pandas", "spacy")
 
@@ -62,10 +63,10 @@ def parameters_of(runs: Iterable[Run]) -> tuple[int, int] | None:
 
 
 def seeds_by_arm(run: Run) -> str:
-    """How many seeds the arms have, those with the same number together."""
+    """How many seeds the arms were compared with, those with the same number together."""
     groups: dict[int, list[str]] = {}
-    for arm in run.arms:
-        groups.setdefault(len(run.seeds.get(arm, ())), []).append(arm)
+    for arm, seeds in scored_seeds(run).items():
+        groups.setdefault(len(seeds), []).append(arm)
     return "; ".join(f"{count(n, 'seed')}: {listed(arms)}" for n, arms in groups.items())
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from satlens.report.effects import (
-    ALPHA,
     NATS,
     NOISE_FLOOR,
     Effect,
@@ -21,6 +20,7 @@ from satlens.report.effects import (
     interval,
     listed,
     plain,
+    settles,
     signed,
 )
 
@@ -102,7 +102,7 @@ def _contrast(row: Frame, floor: float) -> Finding:
     sentences += [_bootstrap(row), _attainable(row, len(seeds), settled)]
     kind = "open"
     if settled:
-        kind = "found" if found.has_interval and _p_min(row, len(seeds)) <= ALPHA else "direction"
+        kind = "found" if found.has_interval and settles(len(seeds)) else "direction"
     return Finding(" ".join(s for s in sentences if s), kind)
 
 
@@ -153,14 +153,10 @@ def _bootstrap(row: Frame) -> str:
     return f"{over}." if over else ""
 
 
-def _p_min(row: Frame, n_seeds: int) -> float:
-    return float(row.get("sign_p_min", 2.0 ** (1 - n_seeds)))
-
-
 def _attainable(row: Frame, n_seeds: int, settled: bool) -> str:
     """What a sign test over this few seeds can and cannot say."""
-    smallest, p = _p_min(row, n_seeds), float(row.get("sign_p", math.nan))
-    if smallest > ALPHA:
+    smallest, p = 2.0 ** (1 - n_seeds), float(row.get("sign_p", math.nan))
+    if not settles(n_seeds):
         so = "this is a direction, not a result" if settled else "none could have settled it"
         return (
             f"With {count(n_seeds, 'seed')} the smallest p that a sign test can reach is "
