@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from satlens import __version__
 from satlens.errors import SatlensError
+from satlens.locking import locked
 
 RECORDS = ".steps"
 Report = Callable[[float, str], None]
@@ -71,8 +72,14 @@ def run_steps(root: Path, steps: list[Step], workers: int, display: Display) -> 
         ids of the steps that ran, in order of completion.
 
     Raises:
-        SatlensError: a step failed (its own message, after the running ones have finished).
+        SatlensError: a step failed (its own message, after the running ones have finished), or
+            another process is running steps of this folder.
     """
+    with locked(_lock(root), str(root)):
+        return _run_steps(root, steps, workers, display)
+
+
+def _run_steps(root: Path, steps: list[Step], workers: int, display: Display) -> list[str]:
     ran: list[str] = []
     todo = _stale(root, steps)
     if not todo:
@@ -129,12 +136,23 @@ def run_step(root: Path, steps: list[Step], step_id: str, report: Report | None 
 
     Raises:
         SatlensError: no such step; a step that it needs is not up to date; the step failed, or a
-            signal ended it early (then the same call continues it).
+            signal ended it early (then the same call continues it); another process runs this
+            step, or all of them.
     """
     by_id = {step.id: step for step in steps}
     if step_id not in by_id:
         raise SatlensError(f"step {step_id}: the plan in {root} has no such step")
-    step, wanted = by_id[step_id], _with_all_needs(by_id, step_id)
+    step = by_id[step_id]
+    with (
+        locked(_lock(root), str(root), shared=True),
+        locked(_lock(root, step), f"{root}: step {step_id}"),
+    ):
+        return _run_step(root, steps, step, report)
+
+
+def _run_step(root: Path, steps: list[Step], step: Step, report: Report | None) -> bool:
+    by_id = {each.id: each for each in steps}
+    step_id, wanted = step.id, _with_all_needs(by_id, step.id)
     stale = _stale(root, [each for each in steps if each.id in wanted])
     if not stale:
         return False
@@ -236,6 +254,12 @@ def _record(root: Path, step: Step) -> dict[str, Any]:
         return json.loads(_record_path(root, step).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
+
+
+def _lock(root: Path, step: Step | None = None) -> Path:
+    """Lock file of all steps of a folder, or of one."""
+    (root / RECORDS).mkdir(parents=True, exist_ok=True)
+    return root / RECORDS / "lock" if step is None else _record_path(root, step, ".lock")
 
 
 def _write_record(root: Path, step: Step, record: dict[str, Any]) -> None:

@@ -150,7 +150,11 @@ def test_steps_run_one_by_one_leave_the_files_and_records_of_a_run_of_all(tmp_pa
         assert not run_step(both["one"], diamond(), name)
     assert run(both["one"], diamond()) == set()
     written = [
-        {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+        {
+            path.relative_to(root): path.read_bytes()
+            for path in root.rglob("*")
+            if path.is_file() and not path.name.endswith("lock")
+        }
         for root in both.values()
     ]
     for files in written:
@@ -184,3 +188,20 @@ def test_a_single_step_that_a_signal_ended_is_an_error_and_continues(tmp_path):
         run_step(tmp_path, [resumed(1)], "x")
     assert run_step(tmp_path, [resumed(1)], "x")
     assert (tmp_path / "x.txt").read_text() == "half whole"
+
+
+def test_two_processes_do_not_run_the_same_steps(tmp_path):
+    from satlens.locking import locked
+
+    (tmp_path / ".steps").mkdir()
+    with locked(tmp_path / ".steps/lock", "here"), pytest.raises(SatlensError, match="is writing"):
+        run(tmp_path, diamond())
+    with locked(tmp_path / ".steps/lock", "here", shared=True):
+        with pytest.raises(SatlensError, match="is writing this run"):
+            run(tmp_path, diamond())
+        assert run_step(tmp_path, diamond(), "a")
+    with locked(tmp_path / ".steps/e.lock", "here"):
+        assert run_step(tmp_path, diamond(), "b")
+        with pytest.raises(SatlensError, match=f"step e: process {os.getpid()} is writing"):
+            run_step(tmp_path, diamond(), "e")
+    assert run(tmp_path, diamond()) == {"c", "d", "e"}

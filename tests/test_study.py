@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 
@@ -147,8 +149,6 @@ def test_a_missing_corpus_is_one_line(recipe, tmp_path):
 
 
 def test_changed_parameters_of_a_step_change_its_key_alone(recipe):
-    from dataclasses import replace
-
     longer = replace(recipe, slices={**recipe.slices, "ablation": 99})
     old = {s.id: s.params for s in study_steps(recipe)}
     new = {s.id: s.params for s in study_steps(longer)}
@@ -234,3 +234,79 @@ def test_recipes_of_papers_pair_every_contrast_and_stay_within_their_seeds(name,
     assert list(fewer.seeds_of(few)) == [0]
     assert "results/bench.csv" in steps["bench"].outputs
     assert set(steps["bench"].params["variants"]) <= {arm.variant for arm in plan.arms.values()}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: ../out\narms: {x: {variant: transformer}}\n", "name: a name has 1 to 40 letters"),
+        ("name: a\narms: {'x; touch y': {variant: transformer}}\n", "arms.x; touch y: a name has"),
+        ("name: a\narms: {all: {variant: transformer}}\n", "arms.all: a name has"),
+        ("name: a\nmax_documents: 0\narms: {x: {variant: transformer}}\n", "max_documents: must"),
+        ("name: a\nslices: {sparsity: -1}\narms: {x: {variant: transformer}}\n", "slices.sparsity"),
+        (
+            "name: a\narms: {x: {variant: transformer}}\ncontrasts: [[x, x]]\n",
+            "contrasts: ['x', 'x']: two different arms",
+        ),
+        (
+            "name: a\narms: {x: {variant: transformer, analyses: [evaluation, evaluation]}}\n",
+            "arms.x.analyses: each analysis once",
+        ),
+    ],
+)
+def test_what_would_fail_hours_later_is_refused_in_the_recipe(tmp_path, text, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"title: b\n{text}")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bench": {"nope": 1}}, "bench: no option 'nope'"),
+        ({"bench": {"steps": 1}}, "bench: steps: quartiles need at least 2"),
+    ],
+)
+def test_a_plan_checks_what_the_timing_is_given(recipe, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(replace(recipe, **changes), tmp_path, workers=1)
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_plan_checks_options_that_the_study_gives_itself(tmp_path):
+    for options, message in (
+        ("{sparsity: {model: 1}}", "no option 'model'"),
+        ("{}", r"options\.trajectory\.analyses: name the analyses"),
+    ):
+        recipe = recipe_of(
+            tmp_path,
+            "  x: {variant: satformer, analyses: [sparsity, trajectory], options: "
+            + options
+            + "}\n",
+        )
+        with pytest.raises(ConfigError, match=message):
+            make_plan(recipe, tmp_path / "run", workers=1)
+
+
+@pytest.mark.parametrize("minutes", [0.0, -3.0, float("nan"), float("inf")])
+def test_minutes_are_positive(recipe, tmp_path, minutes):
+    with pytest.raises(ConfigError, match="--minutes: must be positive"):
+        make_plan(recipe, tmp_path, minutes=minutes, workers=1)
+
+
+def test_a_plan_that_differs_names_the_field(recipe, tmp_path):
+    make_plan(recipe, tmp_path, workers=1)
+    arms = {**recipe.arms, "attnres": replace(recipe.arms["attnres"], analyses=("evaluation",))}
+    with pytest.raises(ConfigError, match=r"recipe\.arms\.attnres\.analyses: this folder's plan"):
+        make_plan(replace(recipe, arms=arms), tmp_path, workers=1)
+
+
+def test_tables_without_records_are_never_cleared(recipe, tmp_path):
+    """A study as it is shipped: its tables would all be stale."""
+    make_plan(recipe, tmp_path, workers=1)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/curves.csv").write_text("kept")
+    with pytest.raises(ConfigError, match="results: tables without the records"):
+        make_plan(recipe, tmp_path, workers=1)
+    assert (tmp_path / "results/curves.csv").read_text() == "kept"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from satlens.config import make, to_dict
+from satlens.config import ModelConfig, make, to_dict
 from satlens.errors import ConfigError
+from satlens.runner import RECORDS
 from satlens.study.recipe import Analysis, Recipe, model_config, train_config
 
 PLAN = "plan.json"
@@ -45,6 +47,8 @@ def make_plan(
     """
     if tokens is not None and minutes is not None:
         raise ConfigError("--minutes: give either --tokens or --minutes")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise ConfigError(f"--minutes: must be positive, got {minutes:g}")
     asked = {
         "recipe": to_dict(recipe),
         "tokens": tokens,
@@ -56,6 +60,7 @@ def make_plan(
     asked = json.loads(json.dumps(asked))
     path = root / PLAN
     if path.exists():
+        _require_records(root)
         plan = _read_plan(path)
         _require_same(path, plan["asked"], asked)
         resolved = dict(plan["recipe"])
@@ -137,13 +142,34 @@ def _read_plan(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a plan; delete it to plan anew") from None
 
 
+def _require_records(root: Path) -> None:
+    """Refuse tables that no record covers: every step would be stale, and its files cleared."""
+    if (root / "results").is_dir() and not (root / RECORDS).is_dir():
+        raise ConfigError(
+            f"{root}: results: tables without the records of the steps that made them, as studies "
+            "are shipped; choose another --out"
+        )
+
+
 def _require_same(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    for name in new:
-        if old.get(name) != new[name]:
-            raise ConfigError(
-                f"{path}: {name}: this folder's plan has {_short(old.get(name))}, "
-                f"asked for {_short(new[name])}; choose another --out"
-            )
+    field, had, asked = _first_difference("", old, {**old, **new})
+    if field:
+        raise ConfigError(
+            f"{path}: {field}: this folder's plan has {_short(had)}, "
+            f"asked for {_short(asked)}; choose another --out"
+        )
+
+
+def _first_difference(where: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+    """Dotted name of the first field that differs, and both values; no name where none does."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return (where, old, new) if old != new else ("", None, None)
+    for name in {**old, **new}:
+        field = f"{where}.{name}" if where else name
+        found = _first_difference(field, old.get(name), new.get(name))
+        if found[0]:
+            return found
+    return "", None, None
 
 
 def _check_analyses(recipe: Recipe) -> None:
@@ -163,10 +189,35 @@ def _check_analyses(recipe: Recipe) -> None:
             if not _has_sites(analysis, sites, arm.options.get(analysis, {})):
                 raise ConfigError(f"arms.{name}.analyses: {analysis}: this arm has no such site")
         for analysis, options in arm.options.items():
-            known = signature(analysis_function(analysis)).parameters
+            known = {*signature(analysis_function(analysis)).parameters} - _GIVEN
             for option in options:
                 if option not in known:
                     raise ConfigError(f"arms.{name}.options.{analysis}: no option {option!r}")
+        along = arm.options.get("trajectory", {}).get("analyses", ())
+        if "trajectory" in arm.analyses and not (along and set(along) <= {*get_args(Analysis)}):
+            raise ConfigError(
+                f"arms.{name}.options.trajectory.analyses: name the analyses to follow, "
+                f"got {list(along)}"
+            )
+    if recipe.bench is not None:
+        _check_bench(recipe)
+
+
+_GIVEN = {"model", "data", "run", "progress", "resume_dir"}
+"""Arguments of analyses that a study gives itself."""
+
+
+def _check_bench(recipe: Recipe) -> None:
+    from inspect import signature
+
+    import satlens
+
+    known = {*signature(satlens.bench).parameters, *(f.name for f in fields(ModelConfig))}
+    for option in recipe.bench or {}:
+        if option not in known - {"progress", "fields"}:
+            raise ConfigError(f"bench: no option {option!r}")
+    if (recipe.bench or {}).get("steps", 2) < 2:
+        raise ConfigError("bench: steps: quartiles need at least 2 rounds")
 
 
 def _has_sites(analysis: Analysis, sites: Sequence[Any], options: dict[str, Any]) -> bool:

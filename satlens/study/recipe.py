@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from importlib.resources import files
 from pathlib import Path
@@ -103,12 +104,35 @@ class Recipe:
             raise ValueError(f"seeds: must be positive, got {self.seeds}")
         limits = {f"arms.{name}.seeds": arm.seeds for name, arm in self.arms.items()}
         limits |= {f"analysis_seeds.{name}": n for name, n in self.analysis_seeds.items()}
+        limits |= {f"slices.{name}": n for name, n in self.slices.items()}
+        limits["max_documents"] = self.max_documents
         for name, limit in limits.items():
             if limit is not None and limit < 1:
                 raise ValueError(f"{name}: must be positive, got {limit}")
+        self._check_names()
         for share in self.milestones:
             if not 0 < share < 1:
                 raise ValueError(f"milestones: a share of training lies between 0 and 1: {share}")
+
+    def _check_names(self) -> None:
+        """Names become folders, commands and rules of a Snakefile."""
+        for where, name in (("name", self.name), *((f"arms.{arm}", arm) for arm in self.arms)):
+            if not _NAME.fullmatch(name) or name == "all":
+                raise ValueError(
+                    f"{where}: a name has 1 to 40 letters, digits, dots, hyphens, plus signs or "
+                    f"underscores, the first a letter or digit, and is not 'all'; got {name!r}"
+                )
+        for pair in self.contrasts:
+            if pair[0] == pair[1] or self.contrasts.count(pair) > 1:
+                raise ValueError(f"contrasts: {list(pair)}: two different arms, and each pair once")
+        for name, arm in self.arms.items():
+            if len(set(arm.analyses)) < len(arm.analyses):
+                raise ValueError(f"arms.{name}.analyses: each analysis once")
+        if len(set(self.milestones)) < len(self.milestones):
+            raise ValueError("milestones: each share once")
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,39}")
 
 
 def load_recipe(name: str) -> Recipe:

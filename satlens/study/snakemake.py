@@ -49,6 +49,7 @@ _HEADER = '''\
 # wrote, so a step that is up to date returns at once and an interrupted one continues. Afterwards
 # `satlens reproduce` finds everything up to date.
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ workdir: workflow.basedir
 
 # satlens as it is found here; another: snakemake --config satlens="apptainer run satlens.sif"
 found = shutil.which("satlens") or Path(sys.executable).with_name("satlens")
-STEP = f"{{config.get('satlens', found)}} step . "
+STEP = f"{{config.get('satlens') or shlex.quote(str(found))}} step . "
 
 
 def done(*steps):
@@ -101,7 +102,7 @@ def snakefile(recipe: Recipe, steps: Sequence[Step]) -> str:
     for step in steps:
         kinds.setdefault(_kind(step), []).append(step)
     groups = {_TRAINED: [step.id for step in kinds["train"]], _RESULTS: list(_results(steps))}
-    title = f"{recipe.name}: {recipe.title}"
+    title = " ".join(f"{recipe.name}: {recipe.title}".split())
     parts = [_HEADER.format(title=title, marks=MARKS)]
     parts += [_listed(name, ids) for name, ids in groups.items()]
     parts.append(_rule("all", [_input([steps[-1].id], groups)]))

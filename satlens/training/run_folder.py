@@ -11,7 +11,6 @@ finished.json       written last: the outcome and the SHA-256 of every file abov
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any
 
 from satlens.checkpoints.files import file_sha256, json_bytes, read_json
 from satlens.errors import CheckpointError, ConfigError
+from satlens.locking import locked
 
 FORMAT = "satlens-run"
 VERSION = 1
@@ -54,21 +54,9 @@ class RunFolder:
         """
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
-                raise CheckpointError(
-                    f"{self.path}: process {holder} is writing this run; "
-                    "wait for it or choose another folder"
-                ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            (self.path / LOCK_FILE).touch()
+        with locked(self.path / LOCK_FILE, str(self.path), error=CheckpointError):
             yield
-        finally:
-            os.close(descriptor)
 
     def begin(self, record: dict[str, Any]) -> dict[str, Any]:
         """Write run.json, or check that the one there is of the same run.
