@@ -25,6 +25,9 @@ def draw(run):
         for arm, found in run.of("sparsity").items()
         if run.variant(arm) in VARIANTS
     }
+    parts = {
+        arm: found for arm, found in parts.items() if any(len(p.table) for p in found.values())
+    }
     if not parts:
         raise NotDrawnError(f"needs the sparsity of an arm of variant {' or '.join(VARIANTS)}")
     cells = [
@@ -32,6 +35,8 @@ def draw(run):
         for arm, found in parts.items()
     ]
     maps = pd.concat(cells, ignore_index=True)
+    if "weight_init" not in maps:  # measured without the untrained models
+        maps["weight_init"] = float("nan")
     return Drawing(
         figure=picture(maps),
         plotted=maps[["arm", *KEYS, *MARKS]],
@@ -75,9 +80,10 @@ def caption(maps, additive):
     said = (
         "Weight of each source, averaged over tokens and seeds "
         f"(seeds: {counts}). Rows are reading layers; a source that sums several sublayers is one "
-        "cell as wide as they are, the block still being written has a dotted frame. Untrained, "
-        "every source of a read weighs the same."
+        "cell as wide as they are, the block still being written has a dotted frame."
     )
+    if maps["weight_init"].notna().any():
+        said += " Untrained, every source of a read weighs the same."
     if pd.notna(widest["weight_low"]):
         said += (
             " The cell in which seeds differ most goes from "

@@ -18,7 +18,11 @@ SUBLAYERS = {"attn": "attention", "mlp": "MLP"}
 
 
 def draw(run):
-    found = run.of("routes")
+    found = {
+        arm: seeds
+        for arm, seeds in run.of("routes").items()
+        if not any(each.table.empty for each in seeds.values())
+    }
     if not found:
         raise NotDrawnError("needs the routes of an arm")
     keys = ["layer", "sublayer", "role", "component", "component_index"]

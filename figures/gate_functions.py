@@ -37,7 +37,10 @@ def draw(run):
         raise NotDrawnError(f"needs other gate functions compared with {own}")
     sparsity = {arm: found for arm, found in run.of("sparsity").items() if arm in gates}
     shares = closed(sparsity, gates)
+    if shares.empty:
+        raise NotDrawnError("needs the sparsity of arms with other gate functions")
     losses = differences(pairs, gates)
+    untrained = "; crosses: untrained" if "untrained" in set(shares["mark"]) else ""
     return Drawing(
         figure=picture(pairs, losses, shares, [gates[arm] for arm in pairs["first"]]),
         plotted=pd.concat([losses, shares], ignore_index=True),
@@ -45,8 +48,8 @@ def draw(run):
         caption=f"Left: held-out loss minus that of {own} (ReLU) of the same seed, every seed and "
         "the mean with its 95 % t interval, cut at the frame. Right: share of gates (all layers, "
         "heads and tokens) that are exactly zero or smaller in size than a threshold, a point a "
-        "seed with its 95 % bootstrap interval over documents, mostly narrower than the point; "
-        "crosses: untrained.",
+        "seed with its 95 % bootstrap interval over documents, mostly narrower than the point"
+        f"{untrained}.",
     )
 
 
@@ -75,7 +78,8 @@ def closed(sparsity, gates):
     for arm, found in sparsity.items():
         for seed, result in found.items():
             overall, untrained = (
-                result.summary["gates"].get(name) or {} for name in ("overall", "overall_init")
+                (result.summary.get("gates") or {}).get(name) or {}
+                for name in ("overall", "overall_init")
             )
             for stat in CLOSED:
                 about = {"arm": arm, "function": gates[arm], "quantity": stat, "seed": seed}
@@ -117,11 +121,11 @@ def _shares(ax, shares, functions):
         rows = rows.rename(columns={"high": "value_high"})
         trained, untrained = (rows[rows["mark"] == mark] for mark in ("trained", "untrained"))
         y = 0.24 * (number - (len(CLOSED) - 1) / 2)
-        before = untrained["function"].map(place) + y
+        before = untrained["function"].map(place).astype(float) + y
         ax.plot(untrained["value"], before, "x", color=MUTED, markersize=3.5)
         point_range(
             ax,
-            trained["function"].map(place) + y,
+            trained["function"].map(place).astype(float) + y,
             trained["value"],
             *ends(trained, "value"),
             horizontal=True,
@@ -130,7 +134,8 @@ def _shares(ax, shares, functions):
             size=3,
             label=label,
         )
-    ax.plot([], [], "x", color=MUTED, markersize=3.5, label="untrained")
+    if "untrained" in set(shares["mark"]):
+        ax.plot([], [], "x", color=MUTED, markersize=3.5, label="untrained")
     ax.set_yticks(range(len(functions)), functions)
     ax.set_ylim(len(functions) - 0.4, -0.6)
     ax.set_xlim(-0.02, 1)

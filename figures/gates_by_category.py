@@ -26,6 +26,8 @@ def draw(run):
     arm, results = found
     table = by_seed(results)
     table = table[(table["kind"] == "gate") & (table["category"] != "none")]
+    if table.empty:
+        raise NotDrawnError(f"needs the token categories of the gates of {arm}")
     if "by" in table:
         table = table[table["by"] == table["by"].iloc[0]]
     shown = [stat for stat in STATS if stat in table]
@@ -35,9 +37,10 @@ def draw(run):
         of_layers = table.groupby(["seed", *keys], sort=False)[stat].mean().reset_index()
         means[stat] = over_seeds(of_layers, keys, stat)
     contrasts = by_seed(results, "categories_contrasts")
-    if not len(contrasts):
+    if len(contrasts):
+        contrasts = contrasts[contrasts["kind"] == "gate"].reset_index(drop=True)
+    if contrasts.empty:
         raise NotDrawnError(f"needs the contrasts of token categories of {arm}")
-    contrasts = contrasts[contrasts["kind"] == "gate"].reset_index(drop=True)
     contrasts["established"] = contrasts["p_controlled_adjusted"] < ALPHA
     figure = picture(means, contrasts)
     ends = {CONTRAST: "value", f"{CONTRAST}_low": "low", f"{CONTRAST}_high": "high"}

@@ -35,7 +35,7 @@ def draw(run):
         for arm, seeds in run.of("divergence").items()
     }
     found = {arm: seeds for arm, seeds in found.items() if seeds}
-    if not found:
+    if all(result.table.empty for seeds in found.values() for result in seeds.values()):
         raise NotDrawnError("needs the divergence of routes over the same sources")
     plotted = pd.concat(
         [
@@ -63,7 +63,7 @@ def draw(run):
 def marks(table, stat):
     """Points of seeds, means over seeds and untrained levels of one statistic."""
     table = table.assign(value=table[stat], low=table[f"{stat}_low"], high=table[f"{stat}_high"])
-    table["init"] = table[f"{stat}_init"]
+    table["init"] = table.get(f"{stat}_init", np.nan)
     several = table[table["n_sources"] > 1]
     whole = several.groupby(["comparison", "seed"], sort=False)[["value", "init"]].mean()
     points = pd.concat([table, whole.reset_index()], ignore_index=True)
@@ -97,7 +97,7 @@ def picture(plotted, unit):
         for ax in axes[:, 0]:
             ax.set_ylabel(f"JS divergence ({unit})")
         axes[0, 0].set_ylim(bottom=0)
-        legend(figure)
+        legend(figure, "untrained" in set(plotted["mark"]))
     return figure
 
 
@@ -139,13 +139,15 @@ def _points(ax, rows, **look):
     point_range(ax, rows["x"], rows["value"], low, high, **look)
 
 
-def legend(figure):
+def legend(figure, untrained):
     marks = [
         Line2D([], [], color=colour(i), marker=MARKERS[i], markersize=3, markerfacecolor="white")
         for i in range(len(STATS))
     ]
-    marks.append(Line2D([], [], color=MUTED, linewidth=1.6))
-    names = [*STATS.values(), "untrained"]
+    names = [*STATS.values()]
+    if untrained:
+        marks.append(Line2D([], [], color=MUTED, linewidth=1.6))
+        names.append("untrained")
     figure.legend(marks, names, loc="outside upper left", ncols=3, columnspacing=1.2)
 
 
@@ -157,8 +159,11 @@ def caption(plotted, scale, by_norm):
         "single seeds, bars their 95 % bootstrap over documents (seeds: "
         f"{', '.join(f'{arm} {k}' for arm, k in counts.items())}); lines: mean over seeds; "
         "diamonds: mean over the layers that read several sources, with the 95 % t interval over "
-        "seeds. Grey: untrained. A read of one source is 0 by definition."
+        "seeds. "
     )
+    if "untrained" in set(plotted["mark"]):
+        said += "Grey: untrained. "
+    said += "A read of one source is 0 by definition."
     if by_norm:
         said += " Signed weights are compared by the share of norms that each source brings."
     return said

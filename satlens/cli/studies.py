@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from satlens.cli.options import app, one_process, writable
+from satlens.errors import SatlensError
 
 
 @app.command()
@@ -139,6 +140,10 @@ def figures(
     for figure in drawn:
         where = figure.files[0].with_suffix("") if figure.files else f"not drawn: {figure.reason}"
         print(f"{figure.name}: {where}{'.{pdf,png,csv,json}' if figure.files else ''}")
+    failed = [figure for figure in drawn if figure.error is not None]
+    if failed:
+        names = ", ".join(figure.name for figure in failed)
+        raise SatlensError(f"{run}: scripts that failed: {names}") from failed[0].error
 
 
 @app.command()
@@ -146,7 +151,7 @@ def findings(
     studies: Annotated[list[Path], typer.Argument(help="Folders of studies (studies/satformer).")],
     out: Annotated[
         Path, typer.Option(help="The page; the claims ledger goes beside it as ledger.csv.")
-    ] = Path("docs/findings.md"),
+    ] = Path("findings.md"),
 ) -> None:
     """Write what studies found, and the claims ledger, as Markdown from their tables."""
     from satlens.report.findings import write_findings

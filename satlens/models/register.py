@@ -52,15 +52,16 @@ def register_stream(
 
     Raises:
         ConfigError: a configuration without such a kind, a kind or a name that ships with satlens,
-            no depth stream, an impossible family, a field that the configuration does not have.
+            no depth stream, an impossible family, no variant or one whose name is not words in
+            lower case joined by hyphens, a field that the configuration does not have.
     """
     kind = _kind(config)
     if kind in _BUILT_IN:
         raise ConfigError(f"{config.__name__}.kind: {kind!r} ships with satlens; choose another")
     if not (isinstance(stream, type) and issubclass(stream, DepthStream)):
         raise ConfigError(f"stream: expected a subclass of DepthStream, got {stream!r}")
-    families = _checked(families or {})
-    named = {kind: {}} if variants is None else variants
+    families = _checked({} if families is None else families)
+    named = _named({kind: {}} if variants is None else variants)
     made = {
         name.replace("_", "-"): {
             "stream": configs.make(config, {"kind": kind, **changes}, f"variants: {name}")
@@ -80,8 +81,10 @@ def register_stream(
         VARIANTS[name], PRESETS[f"tiny-{name}"] = parts, {**parts}
 
 
-def _kind(config: type) -> str:
+def _kind(config: Any) -> str:
     """The name that a configuration class gives its stream."""
+    if not isinstance(config, type):
+        raise ConfigError(f"config: expected a class, got {config!r}")
     own = {f.name: f.default for f in fields(config)} if is_dataclass(config) else {}
     kind = own.get("kind")
     if not isinstance(kind, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", kind):
@@ -93,12 +96,30 @@ def _kind(config: type) -> str:
     return kind
 
 
+def _named(variants: Any) -> Mapping[str, Mapping[str, Any]]:
+    """The variants, whose names can be asked for."""
+    if not isinstance(variants, Mapping) or not variants:
+        raise ConfigError(f"variants: expected one name -> fields or more, got {variants!r}")
+    for name, changes in variants.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9]+([-_][a-z0-9]+)*", name):
+            raise ConfigError(
+                f"variants: {name!r}: a name is words in lower case, as in 'loud-echo'"
+            )
+        if not isinstance(changes, Mapping) or not all(isinstance(key, str) for key in changes):
+            raise ConfigError(f"variants: {name}: expected field -> value, got {changes!r}")
+    return variants
+
+
 def _kind_of(variant: Mapping[str, Any]) -> str:
     return variant["stream"].kind if "stream" in variant else "residual"
 
 
-def _checked(families: Mapping[str, str]) -> dict[str, Family]:
+def _checked(families: Any) -> dict[str, Family]:
+    if not isinstance(families, Mapping):
+        raise ConfigError(f"families: expected regular expression -> family, got {families!r}")
     for pattern, family in families.items():
+        if not isinstance(pattern, str):
+            raise ConfigError(f"families: {pattern!r}: expected a regular expression as text")
         try:
             re.compile(pattern)
         except re.error as error:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
 from satlens.analysis.result import Result
 from satlens.errors import AnalysisError, DataError
 
@@ -24,6 +27,34 @@ CHECKPOINT_ANALYSES = (
     *(f"trajectory_{name}" for name in ("sparsity", "routes", "categories", "divergence")),
 )
 STUDY_RESULTS = ("comparison", "curves", "bench")
+
+
+class _Along(TypedDict, total=False):
+    analyses: list[str]
+
+
+class _Options(TypedDict, total=False):
+    trajectory: _Along
+
+
+class _Arm(TypedDict, total=False):
+    variant: str
+    fields: dict[str, Any] | None
+    analyses: list[str]
+    options: _Options
+    seeds: int | None
+
+
+class _Recipe(TypedDict, total=False):
+    """What a report reads of the recipe in a plan."""
+
+    name: str
+    seeds: int
+    model: dict[str, Any]
+    train: dict[str, Any]
+    arms: dict[str, _Arm]
+    analysis_seeds: dict[str, int]
+    slices: dict[str, int]
 
 
 class Missing(NamedTuple):
@@ -120,8 +151,8 @@ def collect(root: str | Path) -> Run:
 
 def _planned_seeds(recipe: dict[str, Any], arm: str) -> int:
     """Seeds that the plan gives an arm."""
-    every, own = int(recipe.get("seeds", 0)), recipe["arms"][arm].get("seeds")
-    return every if own is None else min(every, int(own))
+    every, own = recipe.get("seeds", 0), recipe["arms"][arm].get("seeds")
+    return every if own is None else min(every, own)
 
 
 def _stored_numbers(path: Path) -> int | None:
@@ -145,6 +176,12 @@ def _recipe(path: Path) -> dict[str, Any]:
     recipe = plan.get("recipe") if isinstance(plan, dict) else None
     if not isinstance(recipe, dict):
         raise DataError(f"{path}: field recipe is missing")
+    try:
+        TypeAdapter(_Recipe).validate_python(recipe, strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        field = ".".join(map(str, ("recipe", *fault["loc"])))
+        raise DataError(f"{path}: {field}: {fault['msg']}") from None
     return recipe
 
 

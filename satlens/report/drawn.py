@@ -24,6 +24,9 @@ def _picture(run: Run, name: str) -> Picture | None:
     folder = run.root / FOLDER
     try:
         facts = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        if "failed" in facts:
+            run.missing.append(Missing(f"{FOLDER}/{name}", None, None, str(facts["failed"])))
+            return None
         title, caption = str(facts["title"]), str(facts["caption"])
         png = (folder / f"{name}.png").read_bytes()
     except (OSError, ValueError, KeyError, TypeError):

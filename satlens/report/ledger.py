@@ -131,21 +131,23 @@ def _one(verdict: str) -> str:
 def summary(result: Result) -> dict[str, list[Finding]]:
     """Verdict -> a sentence a claim with its number, in the order of the papers."""
     table: Frame = result.table
+    several = table.groupby(["claim", "source", "quantity"])["study"].transform("nunique") > 1
     said: dict[str, list[Finding]] = {}
     for verdict, kind in _KINDS.items():
         rows = table[table["verdict"] == verdict]
         if len(rows):
-            said[verdict] = [Finding(_short(row), kind) for _, row in rows.iterrows()]
+            said[verdict] = [Finding(_short(row, several[k]), kind) for k, row in rows.iterrows()]
     return said
 
 
-def _short(row: Frame) -> str:
-    """A claim with its number, in one sentence."""
+def _short(row: Frame, several: bool) -> str:
+    """A claim with its number, in one sentence; with its study where several measure the same."""
     paper = find(row).paper.name
     if row["verdict"] == NOT_RUN:
         return f"{paper}: {row['claim']} ({row['reason']})."
     seeds = f", {count(int(row['n_seeds']), 'seed')}" if row["n_seeds"] else ""
-    text = f"{paper}: {row['claim']}: {number(row)} {find(row).unit}, {ends(row)}{seeds}"
+    where = f" (study `{row['study']}`)" if several else ""
+    text = f"{paper}: {row['claim']}{where}: {number(row)} {find(row).unit}, {ends(row)}{seeds}"
     if row["verdict"] == "undecided" and row["flags"] == TOO_FEW:
         text += ", too few to decide"
         return text + "."

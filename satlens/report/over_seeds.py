@@ -49,8 +49,9 @@ def ranked_heads(table: Frame, value: str) -> Frame:
     """The table with a column ``rank``: 0 for the head of a layer and seed with the largest value.
 
     Heads of models with other initial weights have nothing in common but their number: a mean over
-    seeds needs an order that every model has.
+    seeds needs an order that every model has. Rows without a value are left out.
     """
+    table = table.dropna(subset=[value])
     order = table.groupby(["seed", "layer"])[value].rank(method="first", ascending=False)
     return table.assign(rank=order.astype(int) - 1)
 

@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from satlens.analysis.result import Result
 from satlens.errors import SatlensError
 from satlens.plotting import FORMATS, picture_bytes
 from satlens.report.collect import Run, collect
+from satlens.shipped import shipped_folder
 
 FOLDER = "figures"
 DRAWN_WITH = ("matplotlib", "numpy", "pandas", "seaborn")
@@ -63,6 +63,8 @@ class Drawn(NamedTuple):
     """Empty where the figure was not drawn."""
     reason: str
     """Why it was not drawn."""
+    error: Exception | None = None
+    """What stopped the script, where the study has its tables and it failed all the same."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,13 @@ def of_variant(run: Run, analysis: str, variant: str) -> tuple[str, dict[int, Re
     raise NotDrawnError(f"needs the {analysis} of an arm of variant {variant}")
 
 
-def scripts_folder() -> Path:
-    """Where the scripts are: in the package, or beside it in a source tree."""
-    installed = Path(str(files("satlens"))) / "figures"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "figures"
-
-
 def scripts(only: Sequence[str] = ()) -> list[Script]:
     """The scripts, in the order of their names.
 
     Raises:
         SatlensError: ``only`` names one that does not exist.
     """
-    paths = {path.stem: path for path in sorted(scripts_folder().glob("*.py"))}
+    paths = {path.stem: path for path in sorted(shipped_folder("figures").glob("*.py"))}
     for name in only:
         if name not in paths:
             raise SatlensError(f"--only {name}: no such figure; there are {', '.join(paths)}")
@@ -130,6 +126,8 @@ def draw_figures(
 ) -> list[Drawn]:
     """Draw every figure that a study has the tables for.
 
+    A script that fails costs its own figure alone: its sidecar says why there is no picture.
+
     Args:
         study: its folder.
         out: where the files go; by default ``figures`` in the study.
@@ -151,19 +149,29 @@ def draw_figures(
         if progress is not None:
             progress(script.name, done, len(chosen))
         try:
-            drawing = script.module.draw(run)
+            contents = _contents(script, script.module.draw(run), run)
         except NotDrawnError as reason:
             if only:
                 raise NotDrawnError(f"{script.name}: {reason}") from None
+            _remove(script, folder)
             drawn.append(Drawn(script.name, (), str(reason)))
-            continue
-        drawn.append(Drawn(script.name, _write(script, drawing, run, folder), ""))
+        except Exception as error:
+            why = " ".join(f"cannot be drawn: {type(error).__name__}: {error}".split())
+            if only:
+                raise SatlensError(f"{script.name}: {why}") from error
+            _remove(script, folder)
+            facts = {"figure": script.name, "title": script.title, "failed": why}
+            _write(script, {f"{script.name}.json": _sidecar(facts)}, folder)
+            drawn.append(Drawn(script.name, (), why, error))
+        else:
+            drawn.append(Drawn(script.name, _write(script, contents, folder), ""))
     if progress is not None:
         progress("figures", len(chosen), len(chosen))
     return drawn
 
 
-def _write(script: Script, drawing: Drawing, run: Run, folder: Path) -> tuple[Path, ...]:
+def _contents(script: Script, drawing: Drawing, run: Run) -> dict[str, bytes]:
+    """The files of a figure by name."""
     facts = _facts(script, drawing, run)
     text = io.StringIO()
     drawing.plotted.to_csv(text, index=False, lineterminator="\n")
@@ -173,8 +181,22 @@ def _write(script: Script, drawing: Drawing, run: Run, folder: Path) -> tuple[Pa
         picture = picture_bytes(drawing.figure, kind, title=script.title, about=about)
         contents[f"{script.name}.{kind}"] = picture
     written = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(contents.items())}
-    sidecar = {**facts, "files": written}
-    contents[f"{script.name}.json"] = (json.dumps(sidecar, indent=1) + "\n").encode()
+    contents[f"{script.name}.json"] = _sidecar({**facts, "files": written})
+    return contents
+
+
+def _sidecar(facts: dict[str, Any]) -> bytes:
+    return (json.dumps(facts, indent=1) + "\n").encode()
+
+
+def _remove(script: Script, folder: Path) -> None:
+    """Take away what was drawn from other tables."""
+    kinds = (*FORMATS, "csv", "json") if folder.is_dir() else ()
+    for kind in kinds:
+        (folder / f"{script.name}.{kind}").unlink(missing_ok=True)
+
+
+def _write(script: Script, contents: dict[str, bytes], folder: Path) -> tuple[Path, ...]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in contents.items():

@@ -23,7 +23,6 @@ from satlens.study.recipe import (
     Recipe,
     load_recipe,
     model_config,
-    recipes_folder,
     train_config,
 )
 from satlens.study.snakemake import export_snakefile
@@ -39,7 +38,6 @@ __all__ = [
     "load_recipe",
     "make_plan",
     "model_config",
-    "recipes_folder",
     "run_study",
     "study_steps",
     "train_config",

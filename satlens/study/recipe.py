@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from satlens.config import STRICT, ModelConfig, TrainConfig, make
 from satlens.errors import ConfigError
+from satlens.shipped import shipped_folder
 
 Analysis = Literal[
     "evaluation",
@@ -143,9 +143,9 @@ def load_recipe(name: str) -> Recipe:
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        path = recipes_folder() / f"{name}.yaml"
+        path = shipped_folder("analyses") / f"{name}.yaml"
         if not path.exists():
-            known = ", ".join(sorted(p.stem for p in recipes_folder().glob("*.yaml")))
+            known = ", ".join(sorted(p.stem for p in shipped_folder("analyses").glob("*.yaml")))
             raise ConfigError(f"{name}: no such recipe; there are {known}, or give a YAML file")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -154,17 +154,6 @@ def load_recipe(name: str) -> Recipe:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of fields")
     return make(Recipe, values, str(path))
-
-
-def recipes_folder() -> Path:
-    """Where the shipped recipes are."""
-    return shipped_folder("analyses")
-
-
-def shipped_folder(name: str) -> Path:
-    """A folder that ships with satlens: in the package, or beside it in a source tree."""
-    installed = Path(str(files("satlens"))) / name
-    return installed if installed.is_dir() else Path(__file__).parents[2] / name
 
 
 def model_config(recipe: Recipe, arm: str) -> ModelConfig:

@@ -9,7 +9,8 @@ from typing import Any
 from satlens.config import ModelConfig, make, to_dict
 from satlens.errors import ConfigError
 from satlens.runner import Display, Step, hash_path, run_steps, stale_steps
-from satlens.study.recipe import Analysis, Recipe, model_config, shipped_folder, train_config
+from satlens.shipped import shipped_folder
+from satlens.study.recipe import Analysis, Recipe, model_config, train_config
 
 # Relative cost of a step, for the order of work and the estimate of what is left: seconds on one
 # core at the tiny scale.

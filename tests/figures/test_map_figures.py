@@ -244,3 +244,11 @@ def test_one_seed_is_enough_and_is_said_to_be_one(tmp_path):
         drawing = draw(name, single)
         assert "one seed" in drawing.caption or "1 seed" in drawing.caption
         assert not drawing.plotted.get("signs_differ", pd.Series(dtype=bool)).eq(True).any()
+
+
+def test_routes_without_rows_are_not_drawn(run, tmp_path):
+    whole = run.results["dense", 0, "routes"]
+    empty = Result("routes", whole.table.iloc[:0], parts=whole.parts)
+    bare = Run(tmp_path, {}, ["dense"], {"dense": [0]}, {("dense", 0, "routes"): empty})
+    with pytest.raises(NotDrawnError, match="needs the routes"):
+        draw("effective_routes", bare)

@@ -19,9 +19,10 @@ from PIL import Image
 
 from satlens.analysis.result import Result
 from satlens.cli import main
-from satlens.errors import SatlensError
+from satlens.errors import DataError, SatlensError
 from satlens.report import paper_figures
 from satlens.report.collect import Run, collect
+from satlens.report.drawn import drawn_section
 from satlens.report.paper_figures import NotDrawnError, draw_figures, scripts
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def two_scripts(tmp_path, monkeypatch) -> None:
     folder.mkdir()
     for name, text in SCRIPTS.items():
         (folder / f"{name}.py").write_text(text.lstrip())
-    monkeypatch.setattr(paper_figures, "scripts_folder", lambda: folder)
+    monkeypatch.setattr(paper_figures, "shipped_folder", lambda name: folder)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -215,6 +216,62 @@ def test_the_verb_draws_says_what_it_did_and_fails_in_one_line(
             main()
         err = capsys.readouterr().err
         assert stop.value.code == 1 and said in err and "Traceback" not in err
+
+
+@pytest.fixture
+def a_script_fails(two_scripts, monkeypatch) -> str:
+    """A third script, which has its tables and a fault of its own."""
+    path = paper_figures.shipped_folder("figures") / "broken.py"
+    path.write_text('"""Broken."""\nSOURCE = "nobody"\ndef draw(run):\n    {}["weight\\nx"]\n')
+    return path.stem
+
+
+WHY = r"cannot be drawn: KeyError: 'weight\nx'"
+
+
+def test_a_script_that_fails_costs_its_own_figure_alone(study, a_script_fails):
+    folder = study / "figures"
+    folder.mkdir()
+    (folder / "broken.png").write_bytes(b"of other tables")
+    drawn = {figure.name: figure for figure in draw_figures(study)}
+    assert len(drawn[DRAWN].files) == 4 and drawn[NOT_DRAWN].error is None
+    assert drawn["broken"].files == () and drawn["broken"].reason == WHY
+    assert isinstance(drawn["broken"].error, KeyError)
+    assert [path.name for path in folder.glob("broken*")] == ["broken.json"]
+    run = collect(study)
+    assert drawn_section(run) is not None
+    assert ("figures/broken", WHY) in [(each.name, each.reason) for each in run.missing]
+    with pytest.raises(SatlensError, match=r"^broken: cannot be drawn: KeyError"):
+        draw_figures(study, only=["broken"])
+
+
+def test_the_verb_names_scripts_that_failed(study, a_script_fails, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["satlens", "figures", str(study)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out, err = capsys.readouterr()
+    assert stop.value.code == 1
+    assert f"broken: not drawn: {WHY}" in out and f"{DRAWN}: " in out
+    assert err.splitlines() == [f"satlens: error: {study}: scripts that failed: broken"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fault"),
+    [
+        ({"seeds": "x"}, "recipe.seeds: "),
+        ({"arms": {"a": None}}, "recipe.arms.a: "),
+        ({"arms": {"a": {"seeds": "x"}}}, "recipe.arms.a.seeds: "),
+        ({"arms": {"a": {"analyses": 3}}}, "recipe.arms.a.analyses: "),
+        ({"arms": {"a": {"options": {"trajectory": []}}}}, "recipe.arms.a.options.trajectory: "),
+        ({"analysis_seeds": {"sparsity": None}}, "recipe.analysis_seeds.sparsity: "),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_one_line(tmp_path, recipe, fault):
+    (tmp_path / "plan.json").write_text(json.dumps({"recipe": recipe}))
+    with pytest.raises(DataError) as error:
+        collect(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'plan.json'}: {fault}")
+    assert "\n" not in str(error.value)
 
 
 # -- the scripts of the repository -----------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import route_study
 from scipy import stats
 
+from satlens.analysis.result import Result
 from satlens.plotting.paired import BOOTSTRAP, IDENTITY, SEED, T, is_cut, limits
 from satlens.report.collect import collect
 from satlens.report.paper_figures import NotDrawnError, scripts
@@ -246,3 +247,35 @@ def test_axes_name_their_units_and_text_is_readable(drawing, name, unit):
     assert min(text.get_fontsize() for text in written) >= 5.5
     assert figure.get_figwidth() <= 6.9
     assert figure.get_figheight() <= 8.9
+
+
+def _rewritten(study, name, change):
+    """Every table of an analysis changed, with its parts."""
+    for path in (study / "results").rglob(f"{name}.json"):
+        found = Result.load(path.parent, name)
+        parts = [Result(p.name, change(p.table), p.provenance) for p in found.parts]
+        made = Result(
+            name, change(found.table), found.provenance, found.summary, parts=tuple(parts)
+        )
+        made.save(path.parent, figures=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "analysis"), [("attnres_routes", "sparsity"), ("route_divergence", "divergence")]
+)
+def test_without_untrained_models_their_marks_are_left_out(name, analysis, own_study, drawing):
+    _rewritten(own_study, analysis, lambda table: table[[c for c in table if "_init" not in c]])
+    found, whole = drawn(own_study, name), drawing(name)
+    assert "ntrained" in whole.caption and "ntrained" not in found.caption
+    found.figure.draw(found.figure.canvas.get_renderer())
+    if "mark" in found.plotted:
+        assert set(whole.plotted["mark"]) - set(found.plotted["mark"]) == {"untrained"}
+
+
+@pytest.mark.parametrize(
+    ("name", "analysis"), [("attnres_routes", "sparsity"), ("route_divergence", "divergence")]
+)
+def test_tables_without_rows_are_not_drawn(name, analysis, own_study):
+    _rewritten(own_study, analysis, lambda table: table.iloc[:0])
+    with pytest.raises(NotDrawnError, match="needs the"):
+        drawn(own_study, name)

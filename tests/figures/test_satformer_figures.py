@@ -155,6 +155,8 @@ def test_means_over_seeds_have_students_interval_and_one_seed_has_none():
 def test_ranks_are_of_one_layer_of_one_seed():
     table = pd.DataFrame({"seed": [0, 0, 1, 1], "layer": 1, "head": [0, 1] * 2, "x": [1, 2, 9, 3]})
     assert ranked_heads(table, "x")["rank"].tolist() == [1, 0, 0, 1]
+    gaps = ranked_heads(table.assign(x=[np.nan, 2.0, np.nan, np.nan]), "x")
+    assert gaps[["head", "rank"]].to_numpy().tolist() == [[1, 0]]
 
 
 def test_losses_are_paired_by_seed():
@@ -347,3 +349,31 @@ def test_what_is_missing_is_said(name, without, reason, changed):
         path.unlink()
     with pytest.raises(NotDrawnError, match=reason):
         drawing(name, changed)
+
+
+def test_gate_functions_without_untrained_models_and_without_shares(changed):
+    for path in (changed / "results").rglob("sparsity.json"):
+        found = Result.load(path.parent, "sparsity")
+        gates = {"overall": {"zero_fraction": found.summary["gates"]["overall"]["zero_fraction"]}}
+        save(changed, path.parent.name, "sparsity", found.table, {"gates": gates})
+    found = drawing("gate_functions", changed)
+    assert set(found.plotted["mark"]) == {"mean over seeds", "one seed", "trained"}
+    assert "untrained" not in found.caption
+    found.figure.draw(found.figure.canvas.get_renderer())
+    for path in (changed / "results").rglob("sparsity.*"):
+        path.unlink()
+    with pytest.raises(NotDrawnError, match="needs the sparsity of arms"):
+        drawing("gate_functions", changed)
+
+
+@pytest.mark.parametrize("part", ["categories", "categories_contrasts"])
+def test_categories_without_rows_are_not_drawn(part, changed):
+    for k in range(SEEDS):
+        found = Result.load(changed / "results" / f"satformer-seed{k}", "categories")
+        contrasts = found.part("categories_contrasts").table
+        tables = {"categories": found.table, "categories_contrasts": contrasts}
+        tables[part] = tables[part].iloc[:0]
+        parts = (Result("categories_contrasts", tables["categories_contrasts"]),)
+        save(changed, f"satformer-seed{k}", "categories", tables["categories"], parts=parts)
+    with pytest.raises(NotDrawnError, match="needs the"):
+        drawing("gates_by_category", changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from collections.abc import Iterator
@@ -155,3 +156,34 @@ def test_faults_are_named(example: ModuleType) -> None:
     with pytest.raises(ConfigError, match="variants: loud: unknown field 'volume'"):
         satlens.register_stream(example.EchoStream, example.Echo, variants={"loud": {"volume": 11}})
     assert "echo" not in STREAMS and "loud" not in VARIANTS
+
+
+unchecked = inspect.unwrap(satlens.register_stream)
+"""Without the tests' own checks of types at run time, which users do not have."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"families": [r"\.echo$"]}, "families: expected"),
+        ({"families": ()}, "families: expected"),
+        ({"families": {3: "scalars"}}, "families: 3:"),
+        ({"variants": ["echo"]}, "variants: expected"),
+        ({"variants": {}}, "variants: expected one"),
+        ({"variants": {3: {}}}, "variants: 3:"),
+        ({"variants": {"Loud Echo": {}}}, "variants: 'Loud Echo': a name is words"),
+        ({"variants": {"": {}}}, "variants: '': a name is words"),
+        ({"variants": {"loud": None}}, "variants: loud: expected"),
+        ({"variants": {"loud": {1: 2}}}, "variants: loud: expected"),
+    ],
+)
+def test_misuse_is_one_line(example: ModuleType, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}") as error:
+        unchecked(example.EchoStream, example.Echo, **options)
+    assert "\n" not in str(error.value)
+    assert "echo" not in STREAMS
+
+
+def test_a_configuration_is_given_as_its_class(example: ModuleType) -> None:
+    with pytest.raises(ConfigError, match=r"^config: expected a class"):
+        unchecked(example.EchoStream(), example.Echo)

@@ -11,7 +11,9 @@ import pytest
 
 from satlens.cli import main
 from satlens.errors import DataError
+from satlens.report import words
 from satlens.report.findings import LEDGER, findings, write_findings
+from satlens.report.findings.shown import escaped
 from studies import HIGHER, LOWER, ablate, compare, draw, make_study, save
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +173,7 @@ def test_no_folder_of_the_machine_is_on_the_page(study):
     text = written(study)
     assert "/somewhere" not in text
     assert str(study.parents[1]) not in text
-    assert "satlens reproduce mock --seeds 6" in text
+    assert "made by `satlens reproduce mock --seeds 6`" in text
 
 
 def test_a_study_without_most_tables_is_written_too(tmp_path):
@@ -193,6 +195,97 @@ def test_what_cannot_be_written_is_refused_in_one_line(study, tmp_path, capsys):
     (study / "figures" / "something_new.json").unlink()
     with pytest.raises(DataError, match="cannot be written"):
         write_findings([study], tmp_path / "file" / "findings.md")
+
+
+def rename(study: Path, **texts: str) -> None:
+    plan = json.loads((study / "plan.json").read_text())
+    plan["recipe"] |= texts
+    (study / "plan.json").write_text(json.dumps(plan))
+
+
+def test_texts_of_a_plan_cannot_act_as_markdown(study):
+    rename(study, name="a`b|c<i>", title="A\n\n## injected <script>x</script> *y* [z](u)")
+    text = written(study)
+    assert not re.search(r"^## injected", text, flags=re.M)
+    assert "<script>" not in text and "a`b" not in text and "*y*" not in text
+    assert "### A ## injected &#60;script&#62;" in text
+    rows = [line for line in text.splitlines() if line.startswith("| a&#96;b&#124;c")]
+    assert rows and "|c" not in "".join(rows)
+    assert escaped("my_arm _x_") == "my_arm &#95;x&#95;"
+
+
+def test_studies_with_the_same_arms_are_told_apart(study, tmp_path):
+    other = make_study(tmp_path / "runs" / "other", "other")
+    text, _ = findings([study, other], tmp_path / "x.md")
+    leads = [line for line in text.splitlines() if "**Are gates sparse?**" in line]
+    assert [line.split(":")[0] for line in leads] == ["Study `mock`", "Study `other`"]
+    claim = "gated access to V_1 lowers the loss of a Transformer"
+    said = [line for line in text.splitlines() if line.startswith("* ") and claim in line]
+    assert [name for name in ("mock", "other") for line in said if f"(study `{name}`)" in line] == [
+        "mock",
+        "other",
+    ]
+    assert "Study `mock`" not in written(study) and "(study `mock`)" not in written(study)
+
+
+def test_studies_of_one_name_are_called_by_their_folders_and_none_is_taken_twice(study, tmp_path):
+    other = make_study(tmp_path / "runs" / "mock")
+    text, _ = findings([study, other], tmp_path / "x.md")
+    assert "Study `mock in studies/mock`" in text and "Study `mock in runs/mock`" in text
+    with pytest.raises(DataError, match="was given twice"):
+        findings([study, study / ".." / "mock"], tmp_path / "x.md")
+
+
+def test_a_damaged_table_is_refused_by_name(study, tmp_path):
+    (study / "results" / "comparison.csv").write_text("x")
+    with pytest.raises(DataError, match=r"comparison is not readable \(.*comparison.*\)"):
+        findings([study], tmp_path / "x.md")
+
+
+def test_nothing_is_left_where_the_page_cannot_go(study, tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="is a folder"):
+        write_findings([study], tmp_path / "folder")
+    (tmp_path / LEDGER).mkdir()
+    with pytest.raises(DataError, match="cannot be written"):
+        write_findings([study], tmp_path / "findings.md")
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_steps_of_snakemake_are_one_command_and_only_shipped_recipes_are_named(study):
+    for k, path in enumerate(sorted((study / "results").rglob("*.json"))):
+        facts = json.loads(path.read_text())
+        facts["provenance"]["command"] = f"satlens step . results/{k}"
+        path.write_text(json.dumps(facts))
+    text = written(study)
+    assert "made by `satlens step`; code" in text
+    assert "To make them again" not in text
+    rename(study, name="tiny")
+    assert "satlens reproduce tiny\n```" in written(study)
+
+
+def test_losses_that_a_comparison_lacks_are_said(study):
+    path = study / "results" / "comparison.json"
+    facts = json.loads(path.read_text())
+    del facts["summary"]["nll"], facts["summary"]["n_parameters"]
+    path.write_text(json.dumps(facts))
+    assert "lacks the held-out losses of its arms" in written(study)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("rows", [0, 8])
+def test_gates_without_numbers_are_said_to_be_missing(static, rows):
+    table = mock.gates(4, 2, n_dead=0).iloc[:rows].assign(mean=float("nan"))
+    (said,) = words.sparsity(table, {"gates": {"static": static}}, "an arm")
+    assert said.kind == "missing" and "no mean of any gate" in said
+
+
+def test_summaries_without_overall_numbers_are_said_to_be_missing():
+    table = mock.gates(4, 2, n_dead=0)
+    (gates,) = words.sparsity(table, {"gates": {"n_heads": 8}})
+    (reads,) = words.sparsity(table, {"routes": {"n_reads": 8}})
+    (effective,) = words.routes(table, {})
+    assert all("lacks the numbers over all" in said for said in (gates, reads, effective))
 
 
 def test_the_command_writes_both_files(study, tmp_path, capsys, monkeypatch):

@@ -50,6 +50,12 @@ def test_two_studies_stand_beside_each_other(study, tmp_path):
     assert list(both["study"]) == ["mock", "other"]
     assert list(both["verdict"]) == ["holds here", "does not hold here"]
     assert (table["claim"].str.contains("retrieves better", regex=False)).sum() == 1
+    said = summary(ledger([collect(study), collect(other)]))
+    for name, verdict in (("mock", "holds here"), ("other", "does not hold here")):
+        (line,) = [each for each in said[verdict] if "gated access to V_1" in each]
+        assert f"(study `{name}`)" in line
+    alone = summary(ledger([collect(study)]))
+    assert "(study" not in " ".join(" ".join(lines) for lines in alone.values())
 
 
 def test_a_flipped_table_turns_verdicts_and_words(study):

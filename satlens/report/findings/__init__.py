@@ -15,10 +15,12 @@ from typing import TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from satlens.errors import DataError
-from satlens.report.collect import Run, collect
+from satlens.report.collect import Run
 from satlens.report.effects import plain
 from satlens.report.findings import costs, gates, losses, pictures, routes, study
 from satlens.report.findings.phrases import rows_table
+from satlens.report.findings.shown import alike
+from satlens.report.findings.shown import studies as collected
 from satlens.report.ledger import counted, ledger, markdown, summary
 
 TEMPLATE = "findings.md.j2"
@@ -34,17 +36,23 @@ def write_findings(studies: Sequence[str | Path], page: str | Path) -> tuple[Pat
         page: where the Markdown goes; ``ledger.csv`` goes into the same folder.
 
     Raises:
-        DataError: no study, or a folder that is none; a page that cannot be written.
+        DataError: no study, one given twice, a folder that is none, a damaged table; a page that
+            cannot be written.
     """
     page = Path(page)
+    if page.is_dir():
+        raise DataError(f"{page}: is a folder; name a file in it, such as {page / 'findings.md'}")
     texts = findings(studies, page)
     paths = (page, page.with_name(LEDGER))
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts, strict=True):
             waiting = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            waiting.write_text(text, encoding="utf-8", newline="\n")
-            os.replace(waiting, path)
+            try:
+                waiting.write_text(text, encoding="utf-8", newline="\n")
+                os.replace(waiting, path)
+            finally:
+                waiting.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{page}: cannot be written: {error.strerror}") from error
     return paths
@@ -52,9 +60,7 @@ def write_findings(studies: Sequence[str | Path], page: str | Path) -> tuple[Pat
 
 def findings(studies: Sequence[str | Path], page: Path) -> tuple[str, str]:
     """The page (whose figures are linked from ``page``) and the ledger, as text."""
-    if not studies:
-        raise DataError("findings: no study was given")
-    runs = [collect(root) for root in studies]
+    runs = collected(studies)
     drawn = [(run, pictures.drawn(run, page)) for run in runs]
     claimed = ledger(runs)
     template = Environment(
@@ -69,14 +75,14 @@ def findings(studies: Sequence[str | Path], page: Path) -> tuple[str, str]:
         study=study,
         losses=losses,
         costs=costs,
-        each=lambda answer: _each(runs, answer),
+        alike=alike(runs),
         answers={
-            "gates": _each(runs, gates.gates),
-            "routes": _each(runs, routes.roles) + _each(runs, routes.controls),
-            "mixtures": _each(runs, routes.routes),
-            "streams": _each(runs, routes.components) + _each(runs, routes.ways),
-            "mass": _each(runs, costs.mass_and_cause),
-            "cost": _each(runs, costs.costs),
+            "gates": _said(runs, gates.gates),
+            "routes": _said(runs, routes.roles) + _said(runs, routes.controls),
+            "mixtures": _said(runs, routes.routes),
+            "streams": _said(runs, routes.components) + _said(runs, routes.ways),
+            "mass": _said(runs, costs.mass_and_cause),
+            "cost": _said(runs, costs.costs),
         },
         tables={
             "gates": rows_table(_each(runs, gates.rows)),
@@ -85,7 +91,7 @@ def findings(studies: Sequence[str | Path], page: Path) -> tuple[str, str]:
             "mass": rows_table(_each(runs, costs.mass_rows)),
         },
         pictures={name: pictures.of_section(name, drawn) for name in pictures.SECTIONS},
-        nulls=_each(runs, losses.nulls) + _each(runs, costs.nulls),
+        nulls=_said(runs, losses.nulls) + _said(runs, costs.nulls),
         others=pictures.rest(drawn),
         counted=counted(claimed),
         summary=summary(claimed),
@@ -101,6 +107,17 @@ def findings(studies: Sequence[str | Path], page: Path) -> tuple[str, str]:
 def _each(runs: Sequence[Run], answer: Callable[[Run], list[Said]]) -> list[Said]:
     """The answers of every study, below each other."""
     return [each for run in runs for each in answer(run)]
+
+
+def _said(runs: Sequence[Run], answer: Callable[[Run], list[str]]) -> list[str]:
+    """The sentences of every study, with its name where another one could have said the same."""
+    several = alike(runs)
+
+    def named(run: Run, text: str) -> str:
+        told_apart = run.name not in several or f"study `{run.name}`" in text
+        return text if told_apart else f"Study `{run.name}`: {text}"
+
+    return [named(run, text) for run in runs for text in answer(run)]
 
 
 def _tidy(text: str) -> str:

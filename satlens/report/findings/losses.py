@@ -129,7 +129,7 @@ def _moved(first: str, second: str, found: Gap) -> str:
 def arms_table(run: Run) -> str:
     """What was trained: parameters, seeds, and where it ended on held-out text."""
     compared = run.study.get("comparison")
-    sizes = {} if compared is None else compared.summary.get("n_parameters", {})
+    sizes = {} if compared is None else compared.summary.get("n_parameters") or {}
     losses = held_out(run)
     rows = []
     for arm in run.arms:
@@ -151,7 +151,10 @@ def arms_table(run: Run) -> str:
         )
     rows.sort(key=lambda row: row[3] or "~")
     heads = ("arm", "parameters", "seeds", f"held-out NLL, {NATS} [t over seeds]", "perplexity")
-    return table(heads, rows)
+    text = table(heads, rows)
+    if compared is not None and losses.empty:
+        text += "\n\nThe comparison of this study lacks the held-out losses of its arms."
+    return text
 
 
 def _valued(found: Effect, write: Callable[[float], str] = signed) -> str:

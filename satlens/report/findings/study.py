@@ -11,6 +11,7 @@ from typing import Any
 from satlens.report.collect import Run
 from satlens.report.effects import count, listed
 from satlens.report.over_seeds import scored_seeds
+from satlens.shipped import shipped_folder
 
 _SHOWN = ("satlens", "torch", "numpy", "scipy", "pandas", "spacy")
 
@@ -155,8 +156,9 @@ def _each(values: Iterable[Any]) -> str:
 
 
 def _command(text: Any) -> str:
-    """A command without the folder that its output went to."""
-    return re.sub(r" --out[ =]\S+", "", str(text or ""))
+    """A command without the folder that its output went to; steps of Snakemake as one."""
+    command = re.sub(r" --out[ =]\S+", "", str(text or ""))
+    return re.sub(r"^satlens step\b.*", "satlens step", command, flags=re.DOTALL)
 
 
 def _commit(code: Any) -> str:
@@ -173,5 +175,7 @@ def _packages(packages: Any) -> str:
 
 
 def commands(runs: Sequence[Run]) -> str:
-    """What runs the studies again."""
-    return "\n".join(f"satlens reproduce {run.name}" for run in runs)
+    """What runs the studies again, as far as their recipes ship with satlens."""
+    shipped = {path.stem for path in shipped_folder("analyses").glob("*.yaml")}
+    names = dict.fromkeys(run.name.partition(" in ")[0] for run in runs)  # without its folder
+    return "\n".join(f"satlens reproduce {name}" for name in names if name in shipped)

@@ -26,6 +26,8 @@ def routes(table: Frame, summary: Mapping[str, Any], who: str = "model") -> list
     Args:
         table: of the result ``routes``: a row a (read, component).
     """
+    if not summary.get("overall"):
+        return [Finding(f"{who}: the summary lacks the numbers over all reads.", "missing")]
     findings = [_spread(summary, who), _embedding(summary), _largest(table), _negative(summary)]
     findings += [_coefficients(table, summary), _identity(summary)]
     if summary.get("n_undefined"):

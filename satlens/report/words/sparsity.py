@@ -29,10 +29,24 @@ def sparsity(table: Frame, summary: Mapping[str, Any], who: str = "model") -> li
     gates, routes = summary.get("gates"), summary.get("routes")
     if gates:
         rows = table[table["kind"] == "gate"]
-        findings += _static(rows, who) if gates.get("static") else _gates(rows, gates, who)
+        if not rows["mean"].notna().any():
+            findings.append(Finding(f"{who}: the table has no mean of any gate.", "missing"))
+        elif gates.get("static"):
+            findings += _static(rows, who)
+        else:
+            findings += (
+                _gates(rows, gates, who) if gates.get("overall") else [_lacking("gates", who)]
+            )
     if routes:
-        findings += _routes(table[table["kind"] == "route"], routes, who)
+        rows = table[table["kind"] == "route"]
+        findings += (
+            _routes(rows, routes, who) if routes.get("overall") else [_lacking("routes", who)]
+        )
     return findings
+
+
+def _lacking(kind: str, who: str) -> Finding:
+    return Finding(f"{who}: the summary lacks the numbers over all {kind}.", "missing")
 
 
 def sparsity_effects(summary: Mapping[str, Any]) -> Effect | None:
