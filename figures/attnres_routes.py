@@ -9,7 +9,7 @@ import pandas as pd
 
 from satlens.plotting.heatmaps import colour_bar, route_map, span_of
 from satlens.plotting.style import DOUBLE, new_figure, styled
-from satlens.plotting.weight_maps import over_seeds
+from satlens.plotting.weight_maps import mean_and_range
 from satlens.report.paper_figures import Drawing, NotDrawnError
 
 SOURCE = "Attention Residuals (arXiv 2603.15031)"
@@ -31,7 +31,7 @@ def draw(run):
     if not parts:
         raise NotDrawnError(f"needs the sparsity of an arm of variant {' or '.join(VARIANTS)}")
     cells = [
-        over_seeds({k: part.table for k, part in found.items()}, KEYS, "weight").assign(arm=arm)
+        mean_and_range({k: part.table for k, part in found.items()}, KEYS, "weight").assign(arm=arm)
         for arm, found in parts.items()
     ]
     maps = pd.concat(cells, ignore_index=True)

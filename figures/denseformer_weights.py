@@ -8,7 +8,7 @@ from satlens.plotting.heatmaps import colour_bar
 from satlens.plotting.intervals import per_layer
 from satlens.plotting.style import DOUBLE, new_figure, styled
 from satlens.plotting.weight_maps import (
-    over_seeds,
+    mean_and_range,
     ring_note,
     spread,
     state_label,
@@ -24,7 +24,7 @@ def draw(run):
     arm, seeds = of_variant(run, "sparsity", "denseformer")
     weights = {seed: result.part("route_weights") for seed, result in seeds.items()}
     tables = {seed: part.table for seed, part in weights.items()}
-    cells = over_seeds(tables, ["layer", "source", "source_index"], "weight")
+    cells = mean_and_range(tables, ["layer", "source", "source_index"], "weight")
     figure = new_figure(DOUBLE, 2.6)
     with styled():
         left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])

@@ -10,7 +10,7 @@ from matplotlib.colors import Normalize
 from satlens.plotting.heatmaps import colour_bar
 from satlens.plotting.intervals import from_zero, per_layer
 from satlens.plotting.style import DOUBLE, MUTED, PAGE, SIGNED, new_figure, styled
-from satlens.plotting.weight_maps import over_seeds, ring_note, spread, weight_map
+from satlens.plotting.weight_maps import mean_and_range, ring_note, spread, weight_map
 from satlens.report.paper_figures import Drawing, NotDrawnError
 
 SOURCE = "satlens; unfolded as in Hyper-Connections (arXiv 2409.19606)"
@@ -26,7 +26,9 @@ def draw(run):
     if not found:
         raise NotDrawnError("needs the routes of an arm")
     keys = ["layer", "sublayer", "role", "component", "component_index"]
-    maps = {arm: over_seeds(_tables(seeds), keys, "signed_share") for arm, seeds in found.items()}
+    maps = {
+        arm: mean_and_range(_tables(seeds), keys, "signed_share") for arm, seeds in found.items()
+    }
     reads = {
         arm: {seed: each.part("routes_reads") for seed, each in seeds.items()}
         for arm, seeds in found.items()
@@ -65,7 +67,7 @@ def _tables(seeds):
 def _counts(seeds):
     """The effective number of components of the MLP reads, which every architecture has."""
     tables = {seed: table[table["sublayer"] == "mlp"] for seed, table in _tables(seeds).items()}
-    return over_seeds(tables, ["layer", "sublayer", "role"], "effective_components")
+    return mean_and_range(tables, ["layer", "sublayer", "role"], "effective_components")
 
 
 def _heights(maps, across):

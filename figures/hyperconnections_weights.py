@@ -10,7 +10,7 @@ import pandas as pd
 
 from satlens.plotting.heatmaps import colour_bar
 from satlens.plotting.style import DOUBLE, new_figure, styled
-from satlens.plotting.weight_maps import over_seeds, ring_note, spread, symmetric, weight_map
+from satlens.plotting.weight_maps import mean_and_range, ring_note, spread, symmetric, weight_map
 from satlens.report.paper_figures import Drawing, NotDrawnError, of_variant
 
 SOURCE = "Hyper-Connections (arXiv 2409.19606)"
@@ -23,12 +23,12 @@ def draw(run):
     if not unfolded:
         raise NotDrawnError(f"needs the routes of the arm {arm}")
     weights = {seed: result.part("route_weights") for seed, result in seeds.items()}
-    streams = over_seeds(
+    streams = mean_and_range(
         {seed: part.table for seed, part in weights.items()},
         ["layer", "sublayer", "source_index"],
         "weight",
     )
-    reads = over_seeds(
+    reads = mean_and_range(
         {seed: result.table for seed, result in unfolded.items()},
         ["layer", "sublayer", "component", "component_index"],
         "coefficient",

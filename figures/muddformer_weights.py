@@ -8,7 +8,7 @@ from satlens.plotting.heatmaps import colour_bar
 from satlens.plotting.intervals import per_layer
 from satlens.plotting.style import DOUBLE, new_figure, styled
 from satlens.plotting.weight_maps import (
-    over_seeds,
+    mean_and_range,
     ring_note,
     spread,
     state_label,
@@ -26,7 +26,7 @@ def draw(run):
     weights = {seed: result.part("route_weights") for seed, result in seeds.items()}
     tables = {seed: part.table for seed, part in weights.items()}
     keys = ["layer", "sublayer", "role", "source", "source_index"]
-    cells = over_seeds(tables, keys, "weight")
+    cells = mean_and_range(tables, keys, "weight")
     heights = [2 * (0.55 + 0.16 * min(max(cells["layer"].nunique(), 6), 16)), 2.4]
     figure = new_figure(DOUBLE, sum(heights))
     with styled():

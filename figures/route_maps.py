@@ -8,7 +8,7 @@ import pandas as pd
 
 from satlens.plotting.heatmaps import colour_bar, limits_of, route_map, span_of
 from satlens.plotting.style import DOUBLE, new_figure, styled
-from satlens.plotting.weight_maps import over_seeds, ring_note
+from satlens.plotting.weight_maps import mean_and_range, ring_note
 from satlens.report.paper_figures import Drawing, NotDrawnError
 
 SOURCE = "RD-AttnRes (arXiv 2608.01075)"
@@ -58,7 +58,10 @@ def maps_of(arm, parts):
         for seed, values in routes["v"].items()
     }
     return pd.concat(
-        [over_seeds(of, KEYS, "weight").assign(arm=arm, route=name) for name, of in routes.items()],
+        [
+            mean_and_range(of, KEYS, "weight").assign(arm=arm, route=name)
+            for name, of in routes.items()
+        ],
         ignore_index=True,
     )
 

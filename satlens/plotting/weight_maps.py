@@ -1,6 +1,6 @@
 """Maps of weights that may be negative, averaged over seeds: what a read takes of each source.
 
-    tables of seeds -> over_seeds (mean, range, untrained) -> weight_map
+    tables of seeds -> mean_and_range (mean, range, untrained) -> weight_map
 
 A cell has a place in the model (layer, source), so the same cell of two seeds can be averaged; a
 ring marks cells whose sign differs between seeds, whose mean says little.
@@ -25,7 +25,7 @@ _WRITTEN = 100
 _TICKS = 18
 
 
-def over_seeds(tables: Mapping[int, Frame], keys: Sequence[str], stat: str) -> Frame:
+def mean_and_range(tables: Mapping[int, Frame], keys: Sequence[str], stat: str) -> Frame:
     """One row a cell, in the order of the first table: its mean over seeds and their range.
 
     Args:

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 
 from satlens.analysis.result import Result
 from satlens.plotting.style import DOUBLE, PAGE, new_figure
-from satlens.plotting.weight_maps import over_seeds, state_label, symmetric, weight_map
+from satlens.plotting.weight_maps import mean_and_range, state_label, symmetric, weight_map
 from satlens.report.collect import Run, collect
 from satlens.report.paper_figures import Drawing, NotDrawnError, scripts
 
@@ -54,7 +54,7 @@ def table_of(root, arm: str, seed: int, name: str) -> pd.DataFrame:
 
 def test_the_mean_and_the_range_are_those_of_the_seeds():
     tables = {seed: pd.DataFrame({"cell": ["a", "b"], "x": x}) for seed, x in enumerate(VALUES)}
-    cells = over_seeds(tables, ["cell"], "x").set_index("cell")
+    cells = mean_and_range(tables, ["cell"], "x").set_index("cell")
     assert cells["x"].tolist() == [0.0, 2.0]
     assert cells["x_low"].tolist() == [-3.0, 1.0]
     assert cells["x_high"].tolist() == [2.0, 3.0]
@@ -66,11 +66,11 @@ VALUES = ([1.0, 2.0], [2.0, 3.0], [-3.0, 1.0])
 
 
 def test_one_seed_has_no_range_and_a_missing_cell_fewer_seeds():
-    one = over_seeds({0: pd.DataFrame({"cell": ["a"], "x": [1.0]})}, ["cell"], "x")
+    one = mean_and_range({0: pd.DataFrame({"cell": ["a"], "x": [1.0]})}, ["cell"], "x")
     assert one[["x_low", "x_high"]].isna().all(axis=None)
     tables = {0: pd.DataFrame({"cell": ["a", "b"], "x": [1.0, 5.0]})}
     tables[1] = pd.DataFrame({"cell": ["a"], "x": [3.0]})
-    two = over_seeds(tables, ["cell"], "x").set_index("cell")
+    two = mean_and_range(tables, ["cell"], "x").set_index("cell")
     assert two["n_seeds"].to_dict() == {"a": 2, "b": 1}
     assert two["x"].to_dict() == {"a": 2.0, "b": 5.0}
 
