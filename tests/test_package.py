@@ -21,7 +21,7 @@ LAYERS = (
     ("data",),
     ("hook_table", "activation_cache", "hooks", "models"),
     ("checkpoints",),
-    ("training", "plotting", "display", "interop"),
+    ("training", "plotting", "display", "interop", "tasks"),
     ("analysis",),
     ("report",),
     ("actions",),

@@ -1,0 +1,1 @@
+"""Evaluation tasks: what the papers score models on, from local files."""
