@@ -6,6 +6,7 @@
 #   make figures                 every figure of studies/ again, from their tables
 #   make findings                docs/findings.md and the ledger again, from the same tables
 #   make notebooks               execute every notebook
+#   make browser                 the report's pages in headless Chromium, which has to be installed
 #   make docs                    the documentation, as pages under site/
 #   make zoo                     train the models that ship with the package again
 #
@@ -18,7 +19,7 @@ DEMO ?=
 TESTS ?=
 BIN := .venv/bin
 
-.PHONY: install test slow demo figures findings notebooks docs zoo lint types clean
+.PHONY: install test slow browser demo figures findings notebooks docs zoo lint types clean
 
 install: .venv/installed
 
@@ -28,7 +29,7 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,notebooks]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,eval,notebooks]'
 	@touch $@
 
 test: install
@@ -36,6 +37,9 @@ test: install
 
 slow: install
 	$(BIN)/python -m pytest -m slow $(TESTS)
+
+browser: install
+	$(BIN)/python -m pytest -m browser -n 0 tests/browser
 
 demo: install
 	$(BIN)/satlens reproduce tiny $(DEMO)

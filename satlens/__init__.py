@@ -51,6 +51,7 @@ _HOMES = {
     "controls": "satlens.analysis.controls",
     "divergence": "satlens.analysis.divergence",
     "evaluate": "satlens.analysis.evaluation",
+    "evaluate_tasks": "satlens.analysis.tasks",
     "fit_donors": "satlens.analysis.interventions.donors",
     "fit_means": "satlens.analysis.interventions.means",
     "fit_static": "satlens.analysis.interventions.static",
@@ -71,10 +72,13 @@ _HOMES = {
     "UniformRoute": "satlens.analysis.interventions.routes",
     "ZeroGate": "satlens.analysis.interventions.gates",
     "ZeroRoute": "satlens.analysis.interventions.routes",
+    "parse_intervention": "satlens.analysis.interventions.spec",
     "patch_v_first": "satlens.analysis.patching",
     "routes": "satlens.analysis.routes",
     "sparsity": "satlens.analysis.sparsity",
+    "token_view": "satlens.analysis.token_view",
     "trajectory": "satlens.analysis.trajectory",
+    "view": "satlens.report.view",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

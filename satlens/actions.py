@@ -98,11 +98,43 @@ def trajectory(root: Path, params: dict[str, Any], report: Report) -> None:
         result.save(root / params["out"])
 
 
+def tasks(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Scores of one checkpoint on tasks, with and without the interventions asked for."""
+    import satlens
+
+    model = satlens.load(root / params["checkpoint"], device=params["device"])
+    satlens.evaluate_tasks(
+        {params["label"]: model},
+        progress=_counted(report),
+        resume_dir=scratch(root, f"{params['out']}/tasks"),
+        **params["options"],
+    ).save(root / params["out"])
+
+
+def token_view(root: Path, params: dict[str, Any], report: Report) -> None:
+    """Every gate, route and loss of a few test documents, token by token."""
+    import satlens
+
+    model = satlens.load(root / params["checkpoint"], device=params["device"])
+    satlens.token_view(
+        model,
+        root / "data",
+        progress=_counted(report),
+        cache_dir=scratch(root, f"{params['out']}/token_view"),
+        **{"split": RESULT_OPTIONS["split"], **params["options"]},
+    ).save(root / params["out"])
+
+
 def analysis_function(name: str) -> Callable[..., Any]:
     """The public function behind the name of a result."""
     import satlens
 
-    verbs = {"evaluation": "evaluate", "ablation": "ablate", "attribution": "attribute"}
+    verbs = {
+        "evaluation": "evaluate",
+        "ablation": "ablate",
+        "attribution": "attribute",
+        "tasks": "evaluate_tasks",
+    }
     return getattr(satlens, verbs.get(name, name))
 
 

@@ -232,7 +232,7 @@ def test_a_study_is_exported_and_its_steps_run_one_by_one(tmp_path, monkeypatch,
     options = ("--arch", "transformer", "--seeds", "1", "--out", root, "--snakefile")
     code, stdout, stderr = satlens_cli(monkeypatch, capsys, "reproduce", "tiny", *options)
     assert code == 0, stderr
-    assert f"{root / 'Snakefile'}: 6 steps to run" in stdout
+    assert f"{root / 'Snakefile'}: 7 steps to run" in stdout
     assert not (root / "data").exists()
     for step, message in (("trian", "no such step"), ("curves", "needs train/transformer/seed0")):
         code, _, stderr = satlens_cli(monkeypatch, capsys, "step", root, step)

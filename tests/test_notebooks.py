@@ -60,7 +60,7 @@ def path(request: pytest.FixtureRequest) -> Path:
 
 
 def test_they_are_numbered_from_one() -> None:
-    assert [path.name[:3] for path in NOTEBOOKS] == [f"0{n}_" for n in range(1, 8)]
+    assert [path.name[:3] for path in NOTEBOOKS] == [f"0{n}_" for n in range(1, 9)]
 
 
 def test_it_is_a_valid_notebook_without_anything_of_one_session(path: Path) -> None:

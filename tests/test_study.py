@@ -191,6 +191,31 @@ def test_every_way_of_tagging_has_its_own_folder(tmp_path):
         ("{variant: attnres, analyses: [divergence]}", "divergence: this arm has no such site"),
         ("{variant: denseformer, analyses: [categories]}", "categories: this arm has no such"),
         ("{variant: satformer, options: {sparsity: {x: 1}}}", "sparsity: no option 'x'"),
+        (
+            "{variant: attnres, analyses: [tasks], options: {tasks: {interventions: [zero-gate]}}}",
+            r"options\.tasks\.interventions: ZeroGate: this model \(attnres\) has no gates",
+        ),
+        (
+            "{variant: satformer, options: {token_view: {interventions: ['zero-gate:layer=40']}}}",
+            r"options\.token_view\.interventions: ZeroGate: layer 40: no gate there",
+        ),
+        (
+            "{variant: satformer, options: {tasks: {interventions: [zero-gates]}}}",
+            r"intervention 'zero-gates': unknown kind .* did you mean zero-gate",
+        ),
+        (
+            "{variant: transformer, analyses: [tasks], options: {tasks: {tasks: [mqaar]}}}",
+            r"options\.tasks: no task 'mqaar' \(did you mean 'mqar'",
+        ),
+        (
+            "{variant: transformer, analyses: [tasks], options: {tasks: {tasks: [piqa]}}}",
+            "task piqa: needs data_dir, or hub: true",
+        ),
+        (
+            "{variant: satformer, analyses: [trajectory],"
+            " options: {trajectory: {analyses: [tasks]}}}",
+            r"trajectory\.analyses: name the analyses to follow, got \['tasks'\]",
+        ),
     ],
 )
 def test_what_would_fail_after_training_is_refused_before_it(tmp_path, arm, message):
@@ -212,6 +237,62 @@ def test_every_arm_writes_the_tables_that_its_analyses_make(tmp_path):
     written = {path.rpartition("/")[2] for path in steps["results/x-seed0/routes"].outputs}
     assert {"routes.csv", "routes.png", "routes_reads.csv", "routes_reads.json"} <= written
     assert "results/y-seed0/route_weights.csv" in steps["results/y-seed0/sparsity"].outputs
+
+
+def test_tasks_and_token_views_are_measured_as_the_recipe_says(recipe):
+    steps = {s.id: s for s in study_steps(recipe)}
+    tasks, view = (steps[f"results/satformer-seed0/{name}"] for name in ("tasks", "token_view"))
+    written = {path.rpartition("/")[2] for path in (*tasks.outputs, *view.outputs)}
+    assert {"tasks.csv", "task_differences.csv", "task_protocol.json"} <= written
+    assert {"token_view.csv", "token_channels.csv", "token_values.json"} <= written
+    assert tasks.params["label"] == "satformer (seed 0)"
+    assert tasks.needs == ("train/satformer/seed0",)
+    assert view.needs == ("train/satformer/seed0", "data")
+    assert "results/satformer-seed1/token_view" not in steps
+    alone = steps["results/transformer-seed0/tasks"].outputs
+    assert not any("task_differences" in path for path in alone)
+
+
+def test_tasks_are_scored_anew_when_their_data_change(tmp_path):
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    file = folder / "sciq.jsonl"
+    row = {"question": "Which?", "correct_answer": "a", "support": ""}
+    row |= {f"distractor{k}": "b" for k in (1, 2, 3)}
+    file.write_text(json.dumps(row) + "\n")
+    options = f"options: {{tasks: {{tasks: sciq, data_dir: {folder}}}}}"
+    recipe = recipe_of(tmp_path, f"  x: {{variant: transformer, analyses: [tasks], {options}}}\n")
+
+    def keyed():
+        return {s.id: s.params for s in study_steps(make_plan(recipe, tmp_path / "run", workers=1))}
+
+    before = keyed()
+    file.write_text(json.dumps(row | {"support": "a"}) + "\n")
+    changed = keyed()
+    assert [name for name in before if before[name] != changed[name]] == ["results/x-seed0/tasks"]
+    file.write_text(json.dumps({**row, "question": 1}) + "\n")
+    with pytest.raises(ConfigError, match=r"options\.tasks: .*sciq\.jsonl: line 1.*question"):
+        make_plan(recipe, tmp_path / "another", workers=1)
+    file.unlink()
+    folder.rmdir()
+    with pytest.raises(ConfigError, match="tasks: data_dir: no such folder"):
+        keyed()
+
+
+def test_without_lm_eval_a_plan_leaves_tasks_out_and_adds_them_later(
+    recipe, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("satlens.study.checks.find_spec", lambda name: None)
+    plan = make_plan(recipe, tmp_path, workers=1)
+    assert not any(step.id.endswith("/tasks") for step in study_steps(plan))
+    assert caplog.messages == [
+        "left out: tasks: lm-eval is not installed (pip install 'satlens[eval]'; the same command "
+        "then adds them)"
+    ]
+    monkeypatch.undo()
+    monkeypatch.setattr("satlens.study.checks.find_spec", lambda name: name)
+    more = make_plan(recipe, tmp_path, workers=1)
+    assert "results/satformer-seed0/tasks" in {step.id for step in study_steps(more)}
 
 
 @pytest.mark.parametrize("name", ["satformer", "rd-attnres"])
@@ -243,6 +324,10 @@ def test_recipes_of_papers_pair_every_contrast_and_stay_within_their_seeds(name,
         ("name: a\narms: {'x; touch y': {variant: transformer}}\n", "arms.x; touch y: a name has"),
         ("name: a\narms: {all: {variant: transformer}}\n", "arms.all: a name has"),
         ("name: a\nmax_documents: 0\narms: {x: {variant: transformer}}\n", "max_documents: must"),
+        (
+            "name: a\nslices: {tasks: 9}\narms: {x: {variant: transformer}}\n",
+            "slices.tasks: its size is arms.*.options.tasks.limit",
+        ),
         ("name: a\nslices: {sparsity: -1}\narms: {x: {variant: transformer}}\n", "slices.sparsity"),
         (
             "name: a\narms: {x: {variant: transformer}}\ncontrasts: [[x, x]]\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from satlens.analysis.engine.inputs import (
 from satlens.analysis.engine.stream import Observed, Progress, Reducer, Transform, run
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES, group_of, pool_clusters, ratio_interval
+from satlens.data.token_text import Spelling
 from satlens.data.windows import IGNORE, Windows
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
@@ -67,6 +69,33 @@ def grouped(values: np.ndarray) -> np.ndarray:
     return total
 
 
+def scored_bytes(windows: Windows, tokenizer: Any) -> np.ndarray:
+    """Bytes of UTF-8 that the scored tokens of each document spell, (n_documents,).
+
+    NaN where nobody knows: without a tokenizer, or with tokens that do not encode their text.
+    """
+    found = np.full(windows.n_documents, np.nan)
+    if tokenizer is None:
+        return found
+    spelling = Spelling(tokenizer)
+    special = np.array(sorted(windows.special_ids), dtype=np.int64)
+    for k, document in enumerate(windows.documents):
+        lengths = spelling.lengths(document)
+        if lengths is not None:
+            found[k] = lengths[1:][~np.isin(document.tokens[1:], special)].sum()
+    return found
+
+
+def bits_per_byte(nll: Any, n_bytes: Any) -> np.ndarray:
+    """Summed nats as bits for each byte of the text: comparable between tokenizers.
+
+    NaN where there are no bytes.
+    """
+    bits = np.asarray(nll, dtype=np.float64) / math.log(2)
+    n_bytes = np.asarray(n_bytes, dtype=np.float64)
+    return np.divide(bits, n_bytes, out=np.full(bits.shape, np.nan), where=n_bytes > 0)
+
+
 def evaluate(
     model: Decoder,
     data: Any,
@@ -89,8 +118,10 @@ def evaluate(
         resume_dir: where a killed evaluation continues from.
 
     Returns:
-        ``evaluation``: one row a document with ``nll, perplexity``; the summary has both for the
-        whole data with intervals over documents, and over clusters where the data has some.
+        ``evaluation``: one row a document with ``nll, perplexity``, and ``bits_per_byte`` of the
+        ``n_bytes`` that the scored tokens spell, which does not depend on how text is cut into
+        tokens. The summary has all three for the whole data with intervals over documents, and
+        over clusters where the data has some.
 
     Raises:
         AnalysisError: a document's loss is not finite.
@@ -133,6 +164,7 @@ class Evaluation(Descriptive):
         (losses,) = trained
         assert isinstance(losses, Losses)
         windows, nll, n = inputs.windows, losses.sums["nll"], losses.sums["n"]
+        n_bytes = scored_bytes(windows, inputs.tokenizer)
         scored = n > 0
         mean = np.divide(nll, n, out=np.full(len(n), np.nan), where=scored)
         table = pd.DataFrame(
@@ -141,6 +173,8 @@ class Evaluation(Descriptive):
                 "cluster": [document.cluster or "" for document in windows.documents],
                 "nll": mean,
                 "perplexity": np.exp(mean),
+                "bits_per_byte": bits_per_byte(nll, n_bytes),
+                "n_bytes": pd.array(n_bytes, dtype="Int64"),
                 "n_documents": 1,
                 "n_tokens": n,
                 "flags": np.where(scored, "", "no_targets"),
@@ -150,16 +184,30 @@ class Evaluation(Descriptive):
             name=self.name,
             table=table,
             provenance=inputs.provenance(),
-            summary=_summary(windows, nll, n, inputs.options),
+            summary=_summary(windows, nll, n, n_bytes, inputs.options),
             notes=[
                 "Every token but the first of each document is scored once, in nats.",
+                *_byte_notes(n_bytes, inputs.tokenizer),
                 *split_notes(windows),
             ],
         )
 
 
+def _byte_notes(n_bytes: np.ndarray, tokenizer: Any) -> list[str]:
+    unknown = int(np.isnan(n_bytes).sum())
+    if not unknown:
+        return []
+    if tokenizer is None:
+        return ["No bits per byte: without a tokenizer nobody knows the text."]
+    return [f"No bits per byte: tokens of {unknown} documents do not encode their text."]
+
+
 def _summary(
-    windows: Windows, nll: np.ndarray, n: np.ndarray, options: dict[str, Any]
+    windows: Windows,
+    nll: np.ndarray,
+    n: np.ndarray,
+    n_bytes: np.ndarray,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     over_documents = ratio_interval(grouped(nll), grouped(n), **options)
     columns = interval_columns("nll", over_documents)
@@ -169,10 +217,15 @@ def _summary(
             key: float(np.exp(columns[name][0]))
             for key, name in (("estimate", "nll"), ("low", "nll_low"), ("high", "nll_high"))
         },
+        "bits_per_byte": None,
         "interval": interval_protocol(over_documents, windows.n_documents),
         "n_documents": windows.n_documents,
         "n_tokens": int(n.sum()),
+        "n_bytes": None,
     }
+    if not np.isnan(n_bytes).any():
+        bits = ratio_interval(grouped(nll / math.log(2)), grouped(n_bytes), **options)
+        summary |= {"bits_per_byte": interval_summary(bits), "n_bytes": int(n_bytes.sum())}
     labels = [document.cluster for document in windows.documents]
     if all(label is not None for label in labels):
         pooled = ratio_interval(*pool_clusters(labels, nll, n), **options)

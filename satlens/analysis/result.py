@@ -14,6 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from csv import QUOTE_MINIMAL, QUOTE_NONNUMERIC
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,7 +134,11 @@ class Result:
 
     def csv(self) -> bytes:
         """The table as :meth:`save` writes it."""
-        return self.table.to_csv(index=False, lineterminator="\n").encode()
+        # The writer quotes line feeds by itself, but a carriage return only if told to.
+        texts = [column for _, column in self.table.items() if _kind(column.dtype) == "str"]
+        returns = any("\r" in cell for column in texts for cell in column)
+        quoting = QUOTE_NONNUMERIC if returns else QUOTE_MINIMAL
+        return self.table.to_csv(index=False, lineterminator="\n", quoting=quoting).encode()
 
     def _files(self) -> dict[str, bytes]:
         """CSV and JSON of the table and of its parts, by file name."""

@@ -3,8 +3,9 @@
 Axis 0 of every array of sums is the group: documents fall into at most 1024 groups
 (:func:`group_of`) and groups are resampled, so memory does not grow with the corpus. The axes
 after it are the grid (site or layer, head, ...). Everything is offered here; bootstrap intervals
-live in ``bootstrap`` (their resamples in ``resampling``), rank correlation in ``correlation``,
-tests in ``sign_flips``, paired seeds in ``seeds``, the fixed histograms in ``histogram``.
+live in ``bootstrap`` (their resamples in ``resampling``), means over several samples in
+``strata``, rank correlation in ``correlation``, tests in ``sign_flips``, paired seeds in
+``seeds``, the fixed histograms in ``histogram``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from satlens.analysis.statistics.seeds import (
     student_interval,
 )
 from satlens.analysis.statistics.sign_flips import Adjustment, SignFlip, sign_flip_test
+from satlens.analysis.statistics.strata import stratified_interval
 from satlens.errors import AnalysisError
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "ratio_interval",
     "seed_comparison",
     "sign_flip_test",
+    "stratified_interval",
     "student_interval",
     "variance_shares",
 ]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 # Importing a module registers its commands, in the order of the help page.
-from satlens.cli import analyses, checkpoints, generate, models, studies  # noqa: F401
+from satlens.cli import analyses, checkpoints, evaluation, generate, models, studies, tokens  # noqa: F401
 from satlens.cli.options import app, n_processes
 from satlens.errors import SatlensError
 

@@ -30,25 +30,6 @@ from satlens.cli.options import (
 from satlens.errors import AnalysisError, ConfigError
 
 
-@app.command("eval")
-def evaluate(
-    checkpoint: Checkpoint,
-    data: Data,
-    split: Split = "test",
-    out: Out = None,
-    batch_size: BatchSize = 8,
-    max_tokens: MaxTokens = None,
-    max_documents: MaxDocuments = None,
-    value_residual: Values = None,
-    device: Device = "cpu",
-    resume: Resume = None,
-    as_json: AsJson = False,
-) -> None:
-    """Negative log-likelihood (nats a token) and perplexity, with intervals over documents."""
-    options = slice_options(split, batch_size, max_tokens, max_documents, resume)
-    analyse("evaluate", checkpoint, data, out, as_json, value_residual, device, options)
-
-
 @app.command()
 def analyze(
     checkpoint: Annotated[

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from satlens.cli.options import AsJson, Checkpoint, Device, Values, app, load
-from satlens.errors import ConfigError, DataError
+from satlens.cli.options import AsJson, Checkpoint, Device, Intervene, Values, app, load
+from satlens.errors import DataError
 
 
 @app.command()
@@ -25,26 +25,18 @@ def generate(
         float | None, typer.Option(help="Sampling: keep the likeliest of this much probability.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    ablate: Annotated[
-        str | None,
-        typer.Option(
-            help="Generate under an intervention on every site: zero (close the gates, and take "
-            "nothing by routes that are added to a residual stream), uniform (equal routes) or "
-            "tie_v (values read by the route of queries and keys)."
-        ),
-    ] = None,
+    intervene: Intervene = None,
     value_residual: Values = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text; --ablate shows what an early-layer access contributes to it."""
+    """Continue a text; --intervene shows what an early-layer access contributes to it."""
     import satlens
+    from satlens.analysis.interventions.spec import interventions_label, parse_interventions
     from satlens.display import progress_bar
 
-    if ablate is not None and ablate not in _ABLATIONS:
-        raise ConfigError(f"--ablate: must be one of {', '.join(_ABLATIONS)}, got {ablate!r}")
+    interventions = parse_interventions(intervene)
     model = load(checkpoint, value_residual, device)
-    interventions = [] if ablate is None else _interventions(ablate, model)
     if model.tokenizer is None:
         raise DataError(f"{checkpoint}: no tokenizer.json, which a text to continue needs")
     settings: dict[str, Any] = {
@@ -59,23 +51,9 @@ def generate(
         text = model.generate(prompt, progress=progress, **settings)
     if as_json:
         checkpoint_facts = {k: model.provenance.get(k) for k in ("checkpoint", "sha256")}
-        facts = {**checkpoint_facts, **settings, "ablate": ablate, "prompt": prompt, "text": text}
+        label = interventions_label(interventions) or None
+        facts = {**checkpoint_facts, **settings, "intervention": label}
+        facts |= {"prompt": prompt, "text": text}
         print(json.dumps(facts, indent=1))
     else:
         print(text)
-
-
-_ABLATIONS = {
-    "zero": ("ZeroGate", "ZeroRoute"),
-    "uniform": ("UniformRoute",),
-    "tie_v": ("TieValueRoute",),
-}
-
-
-def _interventions(name: str, model: Any) -> list[Any]:
-    """What ``--ablate`` stands for: of several, those that fit; the first says if none does."""
-    import satlens
-
-    kinds = [getattr(satlens, kind) for kind in _ABLATIONS[name]]
-    fitting = [kind for kind in kinds if any(kind.fits(site) for site in model.sites)]
-    return [kind() for kind in fitting or kinds[:1]]

@@ -16,6 +16,9 @@ from satlens.errors import SatlensError
 if TYPE_CHECKING:
     from satlens.analysis.result import Result
 
+MAX_PART_ROWS = 100
+"""Longer parts of a result are left to the CSV."""
+
 app = typer.Typer(
     name="satlens",
     help="Train, open up and measure Transformers whose late layers read early ones.",
@@ -72,6 +75,15 @@ Values = Annotated[
 ]
 Resume = Annotated[
     Path | None, typer.Option(help="Folder to keep partial sums in; a rerun continues from them.")
+]
+Intervene = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Repeatable, all applied together: zero-gate, open-gate, scale-gate, shuffle-gate, "
+        "zero-route, uniform-route, mask-route, one-hot-route, tie-value-route, swap-routes or "
+        "remove-sublayer, with settings after a colon: zero-gate:layer=3+5,head=1, "
+        "mask-route:source=embed, remove-sublayer:component=L0.attn."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 
@@ -169,6 +181,9 @@ def _show(result: Result) -> None:
     from satlens.display import headlines, table_text
 
     for table in (result, *result.parts):
+        if table is not result and len(table.table) > MAX_PART_ROWS:
+            print(f"{table.name}: {len(table.table)} rows, in the CSV that --out writes\n")
+            continue
         print(f"{table.name}\n{table_text(table.to_frame(), table.key_columns)}\n")
     for line in headlines(result.summary):
         print(line)

@@ -112,12 +112,22 @@ def step(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a study (runs/tiny).")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="A study (runs/tiny) or the --out folder of an analysis; several are compared.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page; default RUN/report.html, of several ./report.html."),
+    ] = None,
 ) -> None:
-    """Write the HTML report of a study again from its tables."""
+    """Write the HTML page of a run, or of several side by side, from their tables."""
     from satlens.report import build_report
 
-    print(build_report(run))
+    print(build_report(runs, out))
 
 
 @app.command()

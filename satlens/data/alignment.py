@@ -104,7 +104,7 @@ def _byte_offsets(tokens: np.ndarray, tokenizer: Any) -> tuple[str, np.ndarray] 
     """(text, offsets (n, 2)) spelt by byte-level tokens; None for other tokenizers."""
     inner = backend(tokenizer)
     special = special_ids(tokenizer)
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     pieces: list[bytes] = []
     for token in tokens.tolist():
         name = inner.id_to_token(token)
@@ -149,7 +149,7 @@ def _characters_of(raw: bytes) -> tuple[str, list[int], list[int]]:
 
 
 @cache
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The character by which byte-level tokenizers write each byte.
 
     Printable Latin-1 bytes are written as themselves, the others as the characters from U+0100 on.

@@ -32,7 +32,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.hub import cached_file
 
-from satlens.checkpoints.files import CONFIG, TOKENIZER, read_json, weight_files
+from satlens.checkpoints.files import CONFIG, TOKENIZER, json_bytes, read_json, weight_files
 from satlens.checkpoints.layouts.huggingface import HuggingFace
 from satlens.checkpoints.layouts.native import Native
 from satlens.checkpoints.manifest import verify
@@ -113,6 +113,8 @@ class SatlensForCausalLM(PreTrainedModel, GenerationMixin):
         if self.model.tokenizer is not None and kwargs.get("is_main_process", True):
             text = backend(self.model.tokenizer).to_str(pretty=True)
             (Path(save_directory) / TOKENIZER).write_text(text, encoding="utf-8")
+            config = _tokenizer_config(self.model.tokenizer)
+            (Path(save_directory) / TOKENIZER_CONFIG).write_bytes(json_bytes(config, TOKENIZER))
 
     # -- embeddings ---------------------------------------------------------------------------
 
@@ -250,6 +252,7 @@ class SatlensForCausalLM(PreTrainedModel, GenerationMixin):
         default._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
 
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _FIXED_VOCABULARY = "vocab_size: a satlens model keeps its vocabulary; build one of the other size"
 
 
@@ -291,6 +294,16 @@ def _tokenizer(path: Any, options: dict[str, Any]) -> Any:
     where = {key: options[key] for key in _WHERE if key in options}
     file = cached_file(path, TOKENIZER, _raise_exceptions_for_missing_entries=False, **where)
     return None if file is None else load_tokenizer(file)
+
+
+def _tokenizer_config(tokenizer: Any) -> dict[str, Any]:
+    """What :func:`to_hf_tokenizer` sets, for AutoTokenizer, which would invent its own tokens."""
+    config = {"tokenizer_class": PreTrainedTokenizerFast.__name__, "padding_side": "left"}
+    try:
+        end = backend(tokenizer).id_to_token(end_id(tokenizer))
+    except DataError:  # it has none
+        return config
+    return {**config, "eos_token": end, "pad_token": end}
 
 
 def _give_tokenizer(model: SatlensForCausalLM, tokenizer: Any) -> None:

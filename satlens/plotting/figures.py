@@ -19,6 +19,8 @@ from satlens.plotting.figures_divergence import divergence_figure
 from satlens.plotting.figures_drivers import drivers_figure, features_figure
 from satlens.plotting.figures_routes import reads_figure, routes_figure
 from satlens.plotting.figures_sites import route_weights_figure, sparsity_figure
+from satlens.plotting.figures_tasks import task_differences_figure, tasks_figure
+from satlens.plotting.figures_tokens import token_view_figure
 from satlens.plotting.figures_trajectory import (
     categories_trajectory,
     circuits_trajectory,
@@ -51,6 +53,9 @@ FIGURES: dict[str, Maker] = {
     "curves": curves_figure,
     "evaluation": evaluation_figure,
     "bench": bench_figure,
+    "token_view": token_view_figure,
+    "tasks": tasks_figure,
+    "task_differences": task_differences_figure,
     "trajectory_sparsity": sparsity_trajectory,
     "trajectory_routes": routes_trajectory,
     "trajectory_categories": categories_trajectory,

@@ -1,49 +1,80 @@
-"""From a run directory to its report."""
+"""From run directories to their report."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from satlens.errors import DataError
 from satlens.report import caveats, words
 from satlens.report.claims import claims
-from satlens.report.collect import Run, collect
+from satlens.report.collect import Run
+from satlens.report.differences import differences_section
+from satlens.report.document import write_page
 from satlens.report.drawn import drawn_section
-from satlens.report.effects import Finding, listed
-from satlens.report.page import Provenance, Section, render
+from satlens.report.effects import Finding, heading, listed
+from satlens.report.facts import facts, lead
+from satlens.report.loss_section import arms_section
+from satlens.report.page import Provenance, Section, flat_facts, report_page
 from satlens.report.sections import (
     ablation_section,
-    arms_section,
     attribution_section,
     categories_section,
     circuits_section,
     claims_section,
     divergence_section,
+    others_section,
     routes_section,
     sparsity_section,
     trajectory_sections,
 )
+from satlens.report.side_by_side import collect_all
+from satlens.report.task_section import tasks_section
+from satlens.report.token_section import token_section
 
 REPORT = "report.html"
-_RECIPE_FIELDS = ("lr", "batch_size", "tokens", "precision", "schedule", "warmup", "weight_decay")
-_MODEL_FIELDS = ("n_layers", "d_model", "n_heads", "n_ctx")
 
 
-def build_report(run_dir: str | Path) -> Path:
-    """Write ``report.html`` and ``results/claims.*`` into a run directory; the page's path.
+def build_report(runs: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Write the page of a run, or of several side by side; its path.
 
-    The page says in words what the tables hold, shows their figures and links to their files. It
-    is one file that loads nothing. What is missing or damaged is named on the page.
+    The page says in words what the tables hold, shows their figures and has the tables to sort and
+    to download. It is one file that loads nothing. What is missing or damaged is named on the page.
+    For a study, ``results/claims.*`` is written too.
+
+    Args:
+        runs: a study, a folder that analyses wrote to, or several of both.
+        out: the page; by default ``report.html`` in the run, of several in the current folder.
 
     Raises:
-        DataError: no such directory, or nothing in it to report.
+        DataError: no such folder, nothing in it to report, or a page that cannot be written.
     """
-    run = collect(run_dir)
-    claimed = claims(run)
-    claimed.save(run.root / "results", figures=False)
-    sections = [
-        claims_section(run, claimed),
+    run = collect_all([runs] if isinstance(runs, str | Path) else list(runs))
+    path = run.root / REPORT if out is None else Path(out)
+    run.page = path.parent
+    sections = [section for section in _sections(run) if section is not None]
+    page = report_page(
+        title=_title(run),
+        lead=lead(run),
+        facts=facts(run),
+        short=_short(run, sections),
+        scale=_scale(run),
+        sections=sections,
+        provenance=_provenance(run),
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_page(path, page)
+    except OSError as error:
+        raise DataError(f"{path}: cannot write the page: {error.strerror}") from error
+
+
+def _sections(run: Run) -> list[Section | None]:
+    return [
+        differences_section(run),
+        _claims(run),
         arms_section(run),
+        token_section(run),
         sparsity_section(run),
         routes_section(run),
         categories_section(run),
@@ -51,127 +82,63 @@ def build_report(run_dir: str | Path) -> Path:
         ablation_section(run),
         attribution_section(run),
         circuits_section(run),
+        tasks_section(run),
         *trajectory_sections(run),
+        others_section(run),
         drawn_section(run),
     ]
-    sections = [section for section in sections if section is not None]
-    sizes = {arm: run.n_parameters(arm) for arm in run.arms}
-    return render(
-        run.root / REPORT,
-        title=str(run.recipe.get("title") or run.root.resolve().name),
-        lead=_lead(run),
-        facts=_facts(run, sizes),
-        short=_short(run, sections),
-        scale=caveats.scale(run.recipe, [size for size in sizes.values() if size]),
-        sections=sections,
-        provenance=_provenance(run),
-    )
+
+
+def _claims(run: Run) -> Section | None:
+    """Claims are judged by whole studies; several of them are what ``findings`` is for."""
+    if run.is_plain or run.runs:
+        return None
+    claimed = claims(run)
+    claimed.save(run.root / "results", figures=False)
+    return claims_section(run, claimed)
+
+
+def _title(run: Run) -> str:
+    if run.runs:
+        return listed(list(run.runs))
+    return str(run.recipe.get("title") or run.root.resolve().name)
+
+
+def _scale(run: Run) -> list[Finding]:
+    """What studies are too small to say; folders of results do not know their scale."""
+    studies = [each for each in (run, *run.runs.values()) if each.recipe]
+    if not studies:
+        return []
+    sizes = [run.n_parameters(arm) for arm in run.arms]
+    recipe = studies[0].recipe if len(studies) == 1 else {}
+    if any(each.recipe.get("corpus") == "sotu" for each in studies):
+        recipe = {**recipe, "corpus": "sotu"}
+    return caveats.scale(recipe, [size for size in sizes if size])
 
 
 def _short(run: Run, sections: list[Section]) -> list[Finding]:
-    """The headline findings of every section, then what is missing."""
+    """The headline findings of every section, or their first ones, then what is missing."""
     found = [finding for section in sections for finding in section.headlines]
+    if not found:
+        parts = [section.parts[0] for section in sections if section.parts]
+        found = [part.findings[0] for part in parts if part.findings]
     return found + words.missing(run.missing) or [
-        Finding("No result was found in this directory.", "missing")
+        Finding("No sentence follows from the results in this directory.", "missing")
     ]
-
-
-# -- what was run ----------------------------------------------------------------------------------
-
-
-def _lead(run: Run) -> str:
-    n_seeds = max((len(seeds) for seeds in run.seeds.values()), default=0)
-    arms = f"{len(run.arms)} architecture{'s' if len(run.arms) != 1 else ''}"
-    seeds = f"{n_seeds} seed{'s' if n_seeds != 1 else ''} each"
-    trained = " trained in pairs" if run.recipe else ""
-    return (
-        f"{arms}{trained}, {seeds}: what late layers take from early ones, and whether it matters."
-    )
-
-
-def _facts(run: Run, sizes: dict[str, int | None]) -> list[tuple[str, str]]:
-    recipe = run.recipe
-    facts = [("Corpus", _corpus(run))]
-    arms = []
-    for arm in run.arms:
-        variant, size = run.variant(arm), sizes[arm]
-        label = arm if variant == arm else f"{arm} ({variant})"
-        arms.append(f"{label}, {size:,} parameters" if size else label)
-    facts.append(("Arms", "; ".join(arms)))
-    seeds = sorted({seed for seeds in run.seeds.values() for seed in seeds})
-    facts.append(("Seeds", ", ".join(map(str, seeds)) or "none"))
-    train = {**recipe.get("train", {})}
-    for record in run.training.values():
-        train = {**record.get("train", {}), **train}
-        break
-    if train.get("tokens"):
-        facts.append(("Training", f"{int(train['tokens']):,} tokens an arm and seed"))
-    shown = {k: recipe.get("model", {}).get(k) for k in _MODEL_FIELDS}
-    shown |= {k: train.get(k) for k in _RECIPE_FIELDS if k != "tokens"}
-    text = ", ".join(f"{k} {v}" for k, v in shown.items() if v is not None)
-    if text:
-        facts.append(("Recipe", text))
-    return facts
-
-
-def _corpus(run: Run) -> str:
-    name = str(run.recipe.get("corpus", "not recorded"))
-    if name == "sotu":
-        name = "sotu: presidential messages to the United States Congress, 1790 to 2026"
-    vocabulary = run.recipe.get("vocab_size")
-    text = f"{name}; byte-level BPE of {vocabulary:,} tokens" if vocabulary else name
-    evaluated = [r for (_, _, kind), r in run.results.items() if kind == "evaluation"]
-    if evaluated:
-        n, tokens = (evaluated[0].summary.get(key) for key in ("n_documents", "n_tokens"))
-        if n and tokens:
-            text += f"; scored on {n:,} held-out documents ({tokens:,} tokens)"
-    return text + _slices(run)
-
-
-_MEASURES = {
-    "evaluation": ("evaluation",),
-    "gates and routes": ("sparsity", "routes", "categories", "divergence"),
-    "ablation": ("ablation",),
-}
-
-
-def _slices(run: Run) -> str:
-    """How much of each document every analysis read, as the results record it."""
-    said = []
-    for label, kinds in _MEASURES.items():
-        lengths = {
-            result.provenance["data"]["max_tokens_per_document"]
-            for (_, _, kind), result in run.results.items()
-            if kind in kinds and "max_tokens_per_document" in result.provenance.get("data", {})
-        }
-        if lengths:
-            each = [f"the first {n:,} tokens" for n in sorted(lengths - {None})]
-            said.append(f"{label} {listed([*each, *['all'] * (None in lengths)], 'or')}")
-    if not said:
-        return ""
-    text = f"; measured of each document: {', '.join(said)}"
-    if "first" in text:
-        text += ". Intervals of what reads only first tokens are about openings of documents"
-    return text
 
 
 # -- provenance ------------------------------------------------------------------------------------
 
 
 def _provenance(run: Run) -> list[Provenance]:
-    items = [Provenance(name, _flat(result.provenance)) for name, result in run.study.items()]
+    items = []
+    for label, each in (run.runs or {"": run}).items():
+        of = f" of {label}" if label else ""
+        items += [Provenance(f"{k}{of}", flat_facts(r.provenance)) for k, r in each.study.items()]
+    items += [
+        Provenance(name, flat_facts(result.provenance)) for name, result in run.others.items()
+    ]
     for (arm, seed, name), result in run.results.items():
-        title = f"{name} of {arm}, seed {seed}"
-        items.append(Provenance(title, _flat(result.provenance)))
+        title = f"{name.replace('_', ' ')} of {heading(arm, seed)}"
+        items.append(Provenance(title, flat_facts(result.provenance)))
     return items
-
-
-def _flat(record: dict[str, Any], prefix: str = "") -> tuple[tuple[str, str], ...]:
-    """Nested facts as (dotted name, text), empty ones left out."""
-    facts: list[tuple[str, str]] = []
-    for name, value in record.items():
-        if isinstance(value, dict):
-            facts += _flat(value, f"{prefix}{name}.")
-        elif value is not None and value != "":
-            facts.append((prefix + name, str(value)))
-    return tuple(facts)

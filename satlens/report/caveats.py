@@ -140,6 +140,25 @@ CIRCUITS = [
     ),
     _INTERVALS,
 ]
+TASKS = [
+    _caveat(
+        "A score is about these questions asked with this prompt. Hash and version of every prompt "
+        "are in the table of protocols; scores under other prompts are other measurements."
+    ),
+    _caveat(
+        "A model that does not score above chance has nothing that an intervention could take "
+        "away: no difference there says nothing about what gates or routes are for."
+    ),
+    _caveat(
+        "Intervals resample passages with all of their questions: they speak about other passages, "
+        "not about other seeds."
+    ),
+]
+MQAR = _caveat(
+    "MQAR asks for the partner of a word in a list of word pairs, by choice among the partners in "
+    "the list: who does not look the word up scores chance. Models trained on other text have seen "
+    "no such lists, so a score at chance is no failure and says little about retrieval from text."
+)
 
 
 def arms(floor: float) -> list[Finding]:
@@ -160,3 +179,14 @@ def few_clusters(n: int, least: int) -> Finding:
         f"Intervals over clusters of documents rest on {n} clusters, fewer than {least} (few in "
         "the table): a bootstrap over so few tends to be too narrow."
     )
+
+
+TOKENS = [
+    _caveat(
+        "Single tokens are examples, chosen by where a document begins and not by what they show. "
+        "What holds for tokens in general is in the other sections."
+    ),
+    _caveat(
+        "An intervention changes what later tokens read too, not only what the token itself does."
+    ),
+]

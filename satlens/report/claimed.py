@@ -73,7 +73,7 @@ def _not_run(
     )
 
 
-_NO_TASKS = "no task suite and no model of that size is part of this package"
+_NO_TASKS = "no model of that size and no data of these tasks is part of this package"
 _SAT = papers.SATFORMER_STRUCTURE
 
 _VALUE_RESIDUALS = (

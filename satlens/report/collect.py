@@ -13,6 +13,7 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from satlens.analysis.result import Result
 from satlens.errors import AnalysisError, DataError
+from satlens.report.effects import NO_SEED
 
 PLAN = "plan.json"
 CHECKPOINT_ANALYSES = (
@@ -24,6 +25,8 @@ CHECKPOINT_ANALYSES = (
     "ablation",
     "attribution",
     "circuits",
+    "tasks",
+    "token_view",
     *(f"trajectory_{name}" for name in ("sparsity", "routes", "categories", "divergence")),
 )
 STUDY_RESULTS = ("comparison", "curves", "bench")
@@ -68,7 +71,7 @@ class Missing(NamedTuple):
 
 @dataclass
 class Run:
-    """Everything that a report is made of."""
+    """Everything that a report is made of: a study, results of one command, or several of both."""
 
     root: Path
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -82,6 +85,18 @@ class Run:
     training: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     """``run.json`` of each (arm, seed)."""
     missing: list[Missing] = field(default_factory=list)
+    others: dict[str, Result] = field(default_factory=dict)
+    """Results of a plain folder that no section is about, by what they are called."""
+    folders: dict[tuple[str, int], Path] = field(default_factory=dict)
+    """Where the results of an (arm, seed) are; a study's are in ``results/<arm>-seed<k>``."""
+    variants: dict[str, str] = field(default_factory=dict)
+    """Variant of an arm that no recipe plans, from the checkpoint that it was measured on."""
+    page: Path | None = None
+    """Folder of the page, whose links lead to files beside it."""
+    runs: dict[str, Run] = field(default_factory=dict)
+    """By label, what a comparison is made of; empty for a single run."""
+    origins: dict[str, tuple[Run, str]] = field(default_factory=dict)
+    """In a comparison: the run and the arm there of every arm."""
 
     def of(self, analysis: str) -> dict[str, dict[int, Result]]:
         """Results of one analysis: arm -> seed -> result, arms in the order of the plan."""
@@ -112,10 +127,27 @@ class Run:
 
     def variant(self, arm: str) -> str:
         """Variant name of an arm."""
-        return str(self.recipe.get("arms", {}).get(arm, {}).get("variant", arm))
+        planned = self.recipe.get("arms", {}).get(arm, {}).get("variant")
+        return str(planned or self.variants.get(arm, arm))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is a folder that analyses wrote to, no study."""
+        return not self.recipe and not self.runs and not (self.root / "results").is_dir()
+
+    def origin(self, arm: str) -> tuple[Run, str]:
+        """The run that an arm is from, and its name there."""
+        return self.origins.get(arm, (self, arm))
+
+    def folder(self, arm: str, seed: int) -> Path:
+        """Folder of the results of one checkpoint."""
+        return self.folders.get((arm, seed), self.root / "results" / f"{arm}-seed{seed}")
 
     def n_parameters(self, arm: str) -> int | None:
         """Parameters of an arm, from the header of its checkpoint; None without one."""
+        if arm in self.origins:
+            run, name = self.origins[arm]
+            return run.n_parameters(name)
         for seed in self.seeds.get(arm, []):
             path = self.root / "train" / arm / f"seed{seed}" / "final" / "model.safetensors"
             if path.exists():
@@ -123,11 +155,17 @@ class Run:
         return None
 
 
-def collect(root: str | Path) -> Run:
+def collect(root: str | Path, name: str | None = None) -> Run:
     """Load every result under a run directory; what is missing or damaged is listed, not raised.
 
+    A folder that an analysis wrote its table to (its ``--out``) is a run too: one arm a
+    checkpoint, named after the folder, without seeds.
+
+    Args:
+        name: of the arm of such a folder, in place of the folder's.
+
     Raises:
-        DataError: no such folder, or one with neither a plan nor results; an unreadable plan.
+        DataError: no such folder, or one with no plan and no results; an unreadable plan.
     """
     root = Path(root)
     if not root.is_dir():
@@ -135,7 +173,10 @@ def collect(root: str | Path) -> Run:
     run = Run(root, recipe=_recipe(root / PLAN))
     found = _on_disk(root)
     if not run.recipe and not found:
-        raise DataError(f"{root}: holds neither {PLAN} nor results/")
+        _load_plain(run, name or root.resolve().name)
+        if run.results or run.study or run.others:
+            return run
+        raise DataError(f"{root}: holds neither {PLAN} nor results/ nor the table of an analysis")
     planned = run.recipe.get("arms", {})
     run.arms = [*planned, *sorted({arm for arm, _ in found if arm not in planned})]
     for arm in run.arms:
@@ -212,6 +253,59 @@ def _load_checkpoint_results(run: Run, arm: str, seed: int) -> None:
             run.missing.append(Missing("run.json", arm, seed, "not readable"))
         else:
             run.training[arm, seed] = facts if isinstance(facts, dict) else {}
+
+
+def _load_plain(run: Run, name: str) -> None:
+    """Every table in the folder itself; those of one checkpoint are one arm."""
+    tables = sorted(path for path in run.root.glob("*.csv") if path.with_suffix(".json").exists())
+    loaded: dict[str, Result] = {}
+    for path in tables:
+        try:
+            loaded[path.stem] = Result.load(path)
+        except AnalysisError as error:
+            where = f"{run.root}/"
+            reason = f"not readable ({error})".replace(where, "")
+            run.missing.append(Missing(path.stem, name, NO_SEED, reason))
+    if run.missing and not loaded:
+        raise DataError(f"{run.root}: {run.missing[0].name}: {run.missing[0].reason}")
+    parts = {part.name for result in loaded.values() for part in result.parts}
+    whole = {kind: result for kind, result in loaded.items() if kind not in parts}
+    arms = _checkpoint_names(whole, name)
+    for kind, result in whole.items():
+        if kind in STUDY_RESULTS:
+            run.study[kind] = result
+        elif kind not in CHECKPOINT_ANALYSES:
+            run.others[f"{kind} of {name}"] = result
+        else:
+            arm = arms.get(_checkpoint(result), next(iter(arms.values()), name))
+            run.results[arm, NO_SEED, kind] = result
+            run.seeds.setdefault(arm, [NO_SEED])
+            run.folders[arm, NO_SEED] = run.root
+            variant = (result.provenance.get("checkpoint") or {}).get("variant")
+            if variant:
+                run.variants.setdefault(arm, str(variant))
+    run.arms = list(run.seeds)
+
+
+def _checkpoint(result: Result) -> str | None:
+    """What tells the checkpoint of a result from others; None for results about several."""
+    return (result.provenance.get("checkpoint") or {}).get("sha256")
+
+
+def _checkpoint_names(results: dict[str, Result], name: str) -> dict[str | None, str]:
+    """A name for every checkpoint: ``name``, with the checkpoint's own where there are several."""
+    found = {
+        sha256: str(result.provenance["checkpoint"].get("checkpoint") or sha256[:8])
+        for result in results.values()
+        if (sha256 := _checkpoint(result)) is not None
+    }
+    if len(found) < 2:
+        return dict.fromkeys(found, name)
+    own = list(found.values())
+    return {
+        sha256: f"{name}: {label}" + (f" {sha256[:8]}" if own.count(label) > 1 else "")
+        for sha256, label in found.items()
+    }
 
 
 def _load(

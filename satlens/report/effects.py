@@ -15,6 +15,8 @@ similar recipe on other text, changing the learning rate by a thousandth moved t
 about as much."""
 
 ALPHA = 0.05
+NO_SEED = -1
+"""Stands for the seed of a checkpoint that was measured outside a study."""
 NATS = "nats/token"
 MINUS = "\N{MINUS SIGN}"
 
@@ -196,6 +198,21 @@ def listed(items: Sequence[str], last: str = "and") -> str:
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} {last} {items[-1]}"
+
+
+def who(arm: str, seed: int) -> str:
+    """The subject of a sentence: ``satformer (seed 0)``; the arm alone outside a study."""
+    return arm if seed == NO_SEED else f"{arm} (seed {seed})"
+
+
+def heading(arm: str, seed: int) -> str:
+    """The same as a title: ``satformer, seed 0``."""
+    return arm if seed == NO_SEED else f"{arm}, seed {seed}"
+
+
+def by_seed(seed: int) -> str:
+    """What a number of one seed is introduced by: ``seed 0: ``; nothing outside a study."""
+    return "" if seed == NO_SEED else f"seed {seed}: "
 
 
 def capital(text: str) -> str:

@@ -1,24 +1,24 @@
-"""The HTML page: sections of sentences, figures and tables, in one file that needs no network."""
+"""The parts of a page: sections of sentences, figures, fragments and tables, and their markup."""
 
 from __future__ import annotations
 
 import base64
-import math
-import os
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from satlens.plotting import picture_bytes
 from satlens.plotting.style import COLUMN, DPI
-from satlens.report.effects import Finding, Frame
+from satlens.report.document import Fragment, document, environment
+from satlens.report.effects import Finding
+from satlens.report.tables import Link, Table
 
 TEMPLATE = "page.html.j2"
+MACROS = "parts.html.j2"
 LABELS = {
     "found": "Found",
     "direction": "A direction",
@@ -27,9 +27,6 @@ LABELS = {
     "caveat": "Read with care",
 }
 _CSS_DPI = 96
-
-Link = tuple[str, str]
-"""Text and relative address."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +44,6 @@ class Picture:
     files: tuple[Link, ...] = ()
 
 
-@dataclass(frozen=True)
-class Table:
-    """A result table as text: (name, "text" or "number") a column."""
-
-    title: str
-    columns: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[str, ...], ...]
-    files: tuple[Link, ...] = ()
-    opened: bool = False
-
-
 @dataclass
 class Part:
     """What is said and shown about one arm, or about all."""
@@ -68,6 +54,8 @@ class Part:
     """One of several seeds, below a part about all of them."""
     folded: bool = False
     """Shown on demand, as further seeds are."""
+    fragments: list[Fragment] = field(default_factory=list)
+    """Interactive views."""
     figures: list[Picture] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
 
@@ -114,57 +102,53 @@ def shown(png: bytes, title: str, caption: str, alt: str, files: tuple[Link, ...
     )
 
 
-def table(frame: Frame, title: str, files: tuple[Link, ...] = (), opened: bool = False) -> Table:
-    """The frame as text; empty columns are left out (the CSV has them)."""
-    kept = [name for name in frame if not _empty(frame[name])]
-    kinds = ["number" if pd.api.types.is_numeric_dtype(frame[name]) else "text" for name in kept]
-    columns = [_cells(frame[name]) for name in kept]
-    return Table(
-        title=title,
-        columns=tuple(zip(map(str, kept), kinds, strict=True)),
-        rows=tuple(zip(*columns, strict=True)),
-        files=files,
-        opened=opened,
+def flat_facts(record: dict[str, Any], prefix: str = "") -> tuple[tuple[str, str], ...]:
+    """Nested facts as (dotted name, text), empty ones left out."""
+    facts: list[tuple[str, str]] = []
+    for name, value in record.items():
+        if isinstance(value, dict):
+            facts += flat_facts(value, f"{prefix}{name}.")
+        elif value is not None and value != "":
+            facts.append((prefix + name, str(value)))
+    return tuple(facts)
+
+
+def provenance_html(items: Iterable[Provenance]) -> Markup:
+    """Markup of the folded facts about tables, outside a report."""
+    return Markup(_macro("provenance")(list(items)))
+
+
+def part_html(part: Part) -> Markup:
+    """Markup of a part outside a report: sentences, fragments, figures, tables.
+
+    The page around it has to be of :func:`satlens.report.document.document`, with the styles and
+    scripts of the part's fragments.
+    """
+    return Markup(_macro("body")(part))
+
+
+def _macro(name: str) -> Callable[..., str]:
+    module = environment().get_template(MACROS).make_module({"labels": LABELS})
+    return getattr(module, name)
+
+
+def report_page(*, title: str, sections: list[Section], **content: Any) -> str:
+    """The page of a report; everything that is not markup is escaped."""
+    body = (
+        environment()
+        .get_template(TEMPLATE)
+        .render(labels=LABELS, title=title, sections=sections, **content)
+    )
+    fragments = list(_fragments(sections))
+    return document(
+        title,
+        Markup(body),
+        [text for fragment in fragments for text in fragment.styles],
+        [text for fragment in fragments for text in fragment.scripts],
     )
 
 
-def _empty(column: Frame) -> bool:
-    return bool((column.isna() | (column.astype(str) == "")).all())
-
-
-def _cells(column: Frame) -> list[str]:
-    """A column as text; decimals are the same down a column of fractions, so that they align."""
-    if pd.api.types.is_bool_dtype(column):
-        return ["yes" if value else "no" for value in column]
-    if not pd.api.types.is_float_dtype(column):
-        return ["" if pd.isna(value) else str(value) for value in column]
-    largest = float(column.abs().replace(math.inf, math.nan).max())
-    decimals = 5 if not largest >= 1 else max(1, 4 - math.floor(math.log10(largest)))
-    return [
-        "" if pd.isna(value) else f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
-        for value in column
-    ]
-
-
-def _unbroken(text: str) -> str:
-    """Numbers and their per cent sign stay on one line."""
-    return str(text).replace(" %", "\N{NO-BREAK SPACE}%")
-
-
-def render(path: Path, **content: Any) -> Path:
-    """Fill the template and put the page in its place in one move; everything is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=False,
-    )
-    environment.filters["unbroken"] = _unbroken
-    html = environment.get_template(TEMPLATE).render(labels=LABELS, **content)
-    waiting = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        waiting.write_text(html + "\n", encoding="utf-8")
-        os.replace(waiting, path)
-    finally:
-        waiting.unlink(missing_ok=True)
-    return path
+def _fragments(sections: Iterable[Section]) -> Iterable[Fragment]:
+    for section in sections:
+        for part in section.parts:
+            yield from part.fragments

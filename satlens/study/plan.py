@@ -6,14 +6,15 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from satlens.config import ModelConfig, make, to_dict
+from satlens.config import make, to_dict
 from satlens.errors import ConfigError
 from satlens.runner import RECORDS
-from satlens.study.recipe import Analysis, Recipe, model_config, train_config
+from satlens.study.checks import check_measurable, without_absent_extras
+from satlens.study.recipe import Recipe, model_config, train_config
 
 PLAN = "plan.json"
 
@@ -58,6 +59,7 @@ def make_plan(
         "device": device,
     }
     asked = json.loads(json.dumps(asked))
+    recipe = without_absent_extras(recipe)
     path = root / PLAN
     if path.exists():
         _require_records(root)
@@ -73,7 +75,7 @@ def make_plan(
         if device is not None:
             resolved["device"] = device
         resolved["seeds"] = recipe.seeds if seeds is None else seeds
-        _check_analyses(recipe)
+        check_measurable(recipe)
         chosen = _arms(recipe, arch or [n for n, arm in recipe.arms.items() if not arm.optional])
         resolved |= _restricted(recipe, chosen)
         if minutes is not None:
@@ -170,73 +172,6 @@ def _first_difference(where: str, old: Any, new: Any) -> tuple[str, Any, Any]:
         if found[0]:
             return found
     return "", None, None
-
-
-def _check_analyses(recipe: Recipe) -> None:
-    """Refuse, before anything is trained, what would fail after it.
-
-    Raises:
-        ConfigError: an analysis of an arm without such a site, or an option it does not have.
-    """
-    from inspect import signature
-
-    from satlens.actions import analysis_function
-    from satlens.models.decoder import model_sites
-
-    for name, arm in recipe.arms.items():
-        sites = model_sites(model_config(recipe, name))
-        for analysis in arm.analyses:
-            if not _has_sites(analysis, sites, arm.options.get(analysis, {})):
-                raise ConfigError(f"arms.{name}.analyses: {analysis}: this arm has no such site")
-        for analysis, options in arm.options.items():
-            known = {*signature(analysis_function(analysis)).parameters} - _GIVEN
-            for option in options:
-                if option not in known:
-                    raise ConfigError(f"arms.{name}.options.{analysis}: no option {option!r}")
-        along = arm.options.get("trajectory", {}).get("analyses", ())
-        if "trajectory" in arm.analyses and not (along and set(along) <= {*get_args(Analysis)}):
-            raise ConfigError(
-                f"arms.{name}.options.trajectory.analyses: name the analyses to follow, "
-                f"got {list(along)}"
-            )
-    if recipe.bench is not None:
-        _check_bench(recipe)
-
-
-_GIVEN = {"model", "data", "run", "progress", "resume_dir"}
-"""Arguments of analyses that a study gives itself."""
-
-
-def _check_bench(recipe: Recipe) -> None:
-    from inspect import signature
-
-    import satlens
-
-    known = {*signature(satlens.bench).parameters, *(f.name for f in fields(ModelConfig))}
-    for option in recipe.bench or {}:
-        if option not in known - {"progress", "fields"}:
-            raise ConfigError(f"bench: no option {option!r}")
-    if (recipe.bench or {}).get("steps", 2) < 2:
-        raise ConfigError("bench: steps: quartiles need at least 2 rounds")
-
-
-def _has_sites(analysis: Analysis, sites: Sequence[Any], options: dict[str, Any]) -> bool:
-    """Whether a model with these access sites has what an analysis is about."""
-    from satlens.analysis.categories import with_categories
-
-    match analysis:
-        case "evaluation" | "routes":
-            return True
-        case "circuits":
-            return any(site.kind == "gate" for site in sites)
-        case "categories":
-            return bool(with_categories(sites))
-        case "divergence" if options.get("over") != "sublayers":
-            reads = [(s.layer, s.sublayer, s.sources) for s in sites if s.kind == "route"]
-            return len(set(reads)) < len(reads)
-        case "divergence":
-            return True
-    return bool(sites)
 
 
 def _short(value: Any) -> str:

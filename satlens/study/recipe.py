@@ -24,6 +24,8 @@ Analysis = Literal[
     "attribution",
     "circuits",
     "trajectory",
+    "tasks",
+    "token_view",
 ]
 
 
@@ -77,7 +79,8 @@ class Recipe:
     max_documents: int | None = None
     """Test documents that every analysis covers, a fixed sample; all where null."""
     slices: dict[Analysis, int] = field(default_factory=dict)
-    """First tokens of every test document that each analysis covers; all where absent."""
+    """First tokens of every test document that each analysis covers; all where absent. Tasks and
+    the token view have options of their own: ``limit``, ``max_tokens``."""
     analysis_seeds: dict[Analysis, int] = field(default_factory=dict)
     """Seeds whose checkpoint an analysis covers, from 0; all where absent."""
     bench: dict[str, Any] | None = None
@@ -109,6 +112,9 @@ class Recipe:
         for name, limit in limits.items():
             if limit is not None and limit < 1:
                 raise ValueError(f"{name}: must be positive, got {limit}")
+        for name, option in _OWN_SIZE.items():
+            if name in self.slices:
+                raise ValueError(f"slices.{name}: its size is arms.*.options.{name}.{option}")
         self._check_names()
         for share in self.milestones:
             if not 0 < share < 1:
@@ -132,6 +138,7 @@ class Recipe:
             raise ValueError("milestones: each share once")
 
 
+_OWN_SIZE: dict[Analysis, str] = {"tasks": "limit", "token_view": "max_tokens"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,39}")
 
 

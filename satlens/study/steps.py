@@ -24,6 +24,8 @@ COSTS = {
     "attribution": 80,
     "circuits": 25,
     "trajectory": 60,
+    "tasks": 10,
+    "token_view": 10,
 }
 
 
@@ -137,27 +139,61 @@ def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
             continue
         folder = f"results/{arm}-seed{seed}"
         options = recipe.arms[arm].options.get(name, {})
-        tags = _tags_folder(options) if name == "categories" else None
-        along = name == "trajectory"
+        own = _own_params(recipe, name, options, f"{arm} (seed {seed})")
         steps.append(
             Step(
                 id=f"{folder}/{name}",
-                action=f"satlens.actions:{'trajectory' if along else 'analyse'}",
+                action=f"satlens.actions:{name if name in _OWN_ACTION else 'analyse'}",
                 params={
                     "analysis": name,
-                    "checkpoint": run if along else f"{run}/final",
+                    "checkpoint": run if name == "trajectory" else f"{run}/final",
                     "out": folder,
-                    "slice": _slice(recipe, name),
                     "options": options,
                     "device": recipe.device,
-                    **({} if tags is None else {"tags": tags}),
+                    **own,
                 },
-                needs=(run, "data") if tags is None else (run, "data", tags),
+                needs=(run, *_needs(name, own)),
                 outputs=tuple(f"{folder}/{file}" for file in _written(name, options, model)),
                 weight=COSTS[name],
             )
         )
     return steps
+
+
+_OWN_ACTION = ("trajectory", "tasks", "token_view")
+
+
+def _own_params(
+    recipe: Recipe, name: Analysis, options: dict[str, Any], label: str
+) -> dict[str, Any]:
+    """What a step of this analysis is given beside what every one is.
+
+    Args:
+        label: of the model, where a table names it.
+
+    Raises:
+        ConfigError: a folder of tasks that is not there.
+    """
+    match name:
+        case "tasks":
+            folder = options.get("data_dir")
+            if folder is None:
+                return {"label": label}
+            if not Path(folder).is_dir():
+                raise ConfigError(f"{folder}: data_dir: no such folder")
+            return {"label": label, "sha256": hash_path(Path(folder))}
+        case "token_view":
+            return {}
+        case "categories":
+            return {"slice": _slice(recipe, name), "tags": _tags_folder(options)}
+    return {"slice": _slice(recipe, name)}
+
+
+def _needs(name: Analysis, own: dict[str, Any]) -> tuple[str, ...]:
+    """What a step of this analysis reads beside the checkpoint."""
+    if name == "tasks":
+        return ()
+    return ("data", own["tags"]) if "tags" in own else ("data",)
 
 
 def _slice(recipe: Recipe, name: Analysis) -> dict[str, int | None]:
@@ -219,6 +255,11 @@ def _parts(name: str, options: dict[str, Any], model: dict[str, Any]) -> list[st
             return ["routes_reads"]
         case "circuits":
             return ["circuits_lens", "circuits_pairs"]
+        case "tasks":
+            compared = ["task_differences"] if options.get("interventions") else []
+            return [*compared, "task_protocol", "task_answers"]
+        case "token_view":
+            return ["token_channels", "token_values"]
         case "ablation":
             return ["ablation_categories"] if options.get("by") else []
         case "categories":

@@ -147,7 +147,7 @@ def test_saved_results_come_back_equal(tmp_path):
 
 numbers = st.floats(allow_subnormal=True)
 text = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=8)
-lines = st.lists(st.sampled_from(["", "NA", "nan", 'a"b', "a,b", "two\nlines", " x "]) | text)
+lines = st.lists(st.sampled_from(["", "NA", "nan", 'a"b', "a,b", "two\nlines", "\r", " x "]) | text)
 
 
 @settings(deadline=None, max_examples=50)

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from satlens.data.alignment import _byte_alphabet, align, token_offsets
+from satlens.data.alignment import align, byte_alphabet, token_offsets
 from satlens.data.tokenizers import decode, encode, encode_with_offsets, train_bpe
 from satlens.data.wordlist import tag_words
 from satlens.errors import DataError
@@ -112,7 +112,7 @@ def test_no_overlap_is_none():
 
 
 def test_byte_alphabet_is_that_of_the_library():
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     assert set(alphabet) == set(pre_tokenizers.ByteLevel.alphabet())
     write = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     codes = [c for c in (*range(0x800), *range(0x800, 0x110000, 997)) if not 0xD800 <= c < 0xE000]
@@ -125,7 +125,7 @@ def test_byte_alphabet_is_that_of_the_library():
 @settings(deadline=None)
 def test_any_spelling_of_a_text_has_offsets(text, data):
     """One token a byte: offsets are those of the bytes' characters."""
-    name_of = {b: c for c, b in _byte_alphabet().items()}
+    name_of = {b: c for c, b in byte_alphabet().items()}
     raw = text.encode()
     tokens = np.array([TOKENIZER.token_to_id(name_of[b]) for b in raw])
     offsets = token_offsets("d", text, tokens, TOKENIZER)

@@ -12,7 +12,6 @@ from straight_line import random_model, random_tokens
 
 import satlens
 from satlens.cli import main
-from satlens.cli.generate import _interventions
 from satlens.data.tokenizers import train_bpe
 from satlens.errors import ConfigError, DataError
 from satlens.models.generation import restrict
@@ -350,24 +349,20 @@ def test_the_command(shell):
     assert facts["text"] == model.generate(TEXT, 8, **options)
     assert {key: facts[key] for key in options} == options
     assert facts["sha256"]
-    code, out, err = run(folder, TEXT, "--ablate", "zero", "--max-new-tokens", 30)
+    code, out, err = run(folder, TEXT, "--intervene", "zero-gate", "--max-new-tokens", 30)
     with satlens.intervene(model, satlens.ZeroGate()):
         assert out == model.generate(TEXT, 30) + "\n"
     assert out != model.generate(TEXT, 30) + "\n"
 
 
-def test_what_zero_stands_for():
-    """Gates and routes that are added to a residual stream, as for ``satlens ablate``."""
-
-    def kinds(*arguments, **fields):
-        model = random_model(*arguments, **fields)
-        return [type(one).__name__ for one in _interventions("zero", model)]
-
-    assert kinds("satformer") == ["ZeroGate"]
-    assert kinds("delta-attnres") == ["ZeroRoute"]
-    both = kinds("muddformer-prepost", value_residual="satformer")
-    assert both == ["ZeroGate", "ZeroRoute"]
-    assert kinds("muddformer") == ["ZeroGate"]  # which says that there are no gates
+def test_the_command_under_several_interventions(shell):
+    model, folder, run = shell
+    texts = ("--intervene", "zero-gate:layer=1", "--intervene", "scale-gate:factor=2,layer=1")
+    code, out, err = run(folder, TEXT, *texts, "--max-new-tokens", 8, "--json")
+    assert code == 0, err
+    assert json.loads(out)["intervention"] == "zero-gate:layer=1; scale-gate:layer=1,factor=2"
+    with satlens.intervene(model, satlens.ZeroGate(layer=1)):
+        assert json.loads(out)["text"] == model.generate(TEXT, 8)
 
 
 def test_the_command_refuses_in_one_line(shell):
@@ -378,8 +373,9 @@ def test_the_command_refuses_in_one_line(shell):
         ((folder.parent / "bare", TEXT), "bare: no tokenizer.json"),
         ((folder, TEXT, "--max-new-tokens", 64), "n_ctx=64"),
         ((folder, TEXT, "--top-k", 5), "--sample"),
-        ((folder, TEXT, "--ablate", "close"), "--ablate: must be one of zero, uniform, tie_v"),
-        ((folder, TEXT, "--ablate", "uniform"), "no routes"),
+        ((folder, TEXT, "--intervene", "close"), "intervention 'close': unknown kind"),
+        ((folder, TEXT, "--intervene", "mean-gate"), "satlens.MeanGate"),
+        ((folder, TEXT, "--intervene", "uniform-route"), "no routes"),
         ((folder, ""), "no tokens"),
     ):
         code, out, err = run(*arguments)

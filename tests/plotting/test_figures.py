@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import mock_tables as mock
+import mock_tasks
 import numpy as np
 import pandas as pd
 import pytest
@@ -55,6 +56,49 @@ def trajectories(gates, routes, contrasts) -> dict:
         ),
         "no losses": ("trajectory_evaluation", mock.along(mock.evaluation()[0]), {}, {}),
     }
+
+
+def task_cases() -> dict:
+    retrieval, (model, closed) = mock_tasks.RETRIEVAL, (mock_tasks.MODEL, mock_tasks.CLOSED)
+    scores = {model: dict.fromkeys(retrieval, 0.5), closed: dict.fromkeys(retrieval, 0.3)}
+    shares = mock_tasks.group(mock_tasks.tasks(scores, chance=0.0, n_truncated=3, n_skipped=1))
+    lost = mock_tasks.task_differences(dict.fromkeys(retrieval, -0.2) | {"nq": 0.01})
+    perplexity = mock_tasks.tasks(
+        {model: {"wikitext": 900.0}, closed: {"wikitext": 950.0}},
+        metric="word_perplexity",
+        chance=np.nan,
+        half=20.0,
+    )
+    dearer = mock_tasks.task_differences({"wikitext": 50.0}, metric="word_perplexity", half=20.0)
+    models = {
+        f"model {k}": dict.fromkeys([*retrieval, *mock_tasks.ZERO_SHOT], 0.1 * k) for k in range(7)
+    }
+    mixed = {"task_differences": pd.concat([lost, dearer], ignore_index=True)}
+    empty = mock_tasks.task_differences({})
+    return {
+        "tasks and what they lose": ("tasks", shares, {}, {"task_differences": lost}),
+        "tasks of one model": ("tasks", mock_tasks.tasks({model: {"mqar": 0.2}}), {}, {}),
+        "tasks of two units": ("tasks", pd.concat([shares, perplexity]), {}, mixed),
+        "tasks of seven models": ("tasks", mock_tasks.tasks(models), {}, {}),
+        "tasks without intervals": ("tasks", no_intervals(shares), {}, {"task_differences": empty}),
+        "no tasks": ("tasks", shares.iloc[:0], {}, {}),
+        "differences on tasks": ("task_differences", mixed["task_differences"], {}, {}),
+        "undefined differences": ("task_differences", lost.assign(delta=np.nan), {}, {}),
+        "no differences on tasks": ("task_differences", empty, {}, {}),
+        **token_cases(),
+    }
+
+
+def token_cases() -> dict:
+    def case(result) -> tuple:
+        parts = {part.name: part.table for part in result.parts}
+        return ("token_view", result.table, result.summary, parts)
+
+    intervened, alone = (mock_tasks.token_result(intervened=flag) for flag in (True, False))
+    many = mock_tasks.token_result((("a",) * 2000,), n_layers=9, n_heads=32)
+    single = mock_tasks.token_result((("a",),))
+    results = {"intervened": intervened, "alone": alone, "many": many, "single": single}
+    return {f"tokens, {name}": case(result) for name, result in results.items()}
 
 
 def cases() -> dict:
@@ -264,6 +308,7 @@ def cases() -> dict:
         "evaluation": ("evaluation", *evaluation, {}),
         "bench": ("bench", mock.bench(), {"noise_floor": [0.99, 1.0, 1.01]}, {}),
         **trajectories(gates, routes, contrasts),
+        **task_cases(),
         "evaluation of one document": ("evaluation", mock.evaluation(n=1)[0], {}, {}),
     }
 
@@ -364,3 +409,22 @@ def test_flags_of_one_statistic_are_told_from_those_of_another() -> None:
     table = mock.divergence(3).assign(flags=["few;constant", "js_mean:constant", ""])
     assert carries(table, "constant", "js_mean").tolist() == [True, True, False]
     assert carries(table, "constant", "js_token").tolist() == [True, False, False]
+
+
+def test_a_task_stands_beside_its_chance_and_says_what_was_cut_or_left_out() -> None:
+    scores = {mock_tasks.MODEL: {"piqa": 0.6, "mqar": 0.2}}
+    text = drawn_text(figure_for("tasks", mock_tasks.tasks(scores, n_truncated=3, n_skipped=1)))
+    assert "piqa, 3 cut short, 1 left out" in text
+    assert "chance" in text
+    bare = drawn_text(figure_for("tasks", mock_tasks.tasks(scores, chance=np.nan)))
+    assert "piqa" in bare
+    assert "chance" not in bare
+
+
+def test_a_difference_that_its_interval_does_not_establish_is_hollow() -> None:
+    table = mock_tasks.task_differences({"a": -0.2, "b": 0.01, "c": 0.2}, half=0.05)
+    axes = figure_for("task_differences", table).axes[0]
+    points = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    fills = {tuple(line.get_xdata()): line.get_markerfacecolor() for line in points}
+    assert fills == {(-0.2, 0.2): fills[-0.2, 0.2], (0.01,): "white"}
+    assert fills[-0.2, 0.2] != "white"

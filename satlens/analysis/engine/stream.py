@@ -27,12 +27,12 @@ import satlens
 from satlens.analysis.engine import processes
 from satlens.analysis.engine.accumulators import Accumulator, canonical, load_state, save_state
 from satlens.analysis.stats import MAX_GROUPS, group_of
-from satlens.config import to_dict
 from satlens.data.windows import Batch, Windows
 from satlens.errors import AnalysisError
 from satlens.hooks import HookedModel, ReadOnly
 from satlens.models.attention import chosen_attention
 from satlens.models.decoder import Decoder
+from satlens.models.identity import weights_sha256
 from satlens.provenance import source_sha256
 
 Progress = Callable[[str, int, int], None]
@@ -345,16 +345,6 @@ def state_path(
     """Where this process keeps the state of a pass."""
     key = pass_key(model, windows, [*identity, *processes.world()])
     return Path(resume_dir) / f"{label}-{key[:24]}.npz"
-
-
-def weights_sha256(model: Decoder) -> str:
-    """SHA-256 over the configuration and every parameter's name, dtype and bits."""
-    digest = hashlib.sha256(canonical(to_dict(model.cfg)).encode())
-    for name, parameter in model.named_parameters():
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-        bits = parameter.detach().cpu().contiguous().flatten().view(torch.uint8)
-        digest.update(bits.numpy().data)
-    return digest.hexdigest()
 
 
 def refuse_foreign_hooks(model: Decoder) -> None:

@@ -17,7 +17,7 @@ from scipy import stats
 from satlens.analysis.statistics.correlation import spearman
 from satlens.analysis.statistics.resampling import LEVEL
 from satlens.analysis.statistics.sign_flips import Adjustment, sign_flip_test
-from satlens.analysis.stats import rank_correlation_interval, ratio_interval
+from satlens.analysis.stats import mean_interval, rank_correlation_interval, ratio_interval
 from satlens.errors import AnalysisError
 
 MEAN_LENGTH = 400
@@ -183,6 +183,78 @@ def false_positives(
         )
         wrong += bool((test.p_adjusted <= alpha).any())
     return _rate(wrong, repetitions, alpha)
+
+
+class Passages(NamedTuple):
+    """Questions about passages, answered right or wrong by two models."""
+
+    passage: np.ndarray
+    """Of each question, (questions,)."""
+    first: np.ndarray
+    """Answers of one model, 0 or 1."""
+    second: np.ndarray
+    """Answers of the other."""
+
+
+PREFERENCES = (0.35, 0.25)
+"""Shares of passages that suit the first and the second model of :func:`answered_passages`."""
+
+SUITED, UNSUITED = 0.9, 0.3
+"""Chance of a right answer where a passage suits a model, and where it suits the other one."""
+
+
+def answered_passages(
+    rng: np.random.Generator,
+    n_passages: int,
+    *,
+    questions: float = 5.0,
+    preferences: tuple[float, float] = PREFERENCES,
+) -> Passages:
+    """Two models that read passages with several questions each.
+
+    A passage suits one model, the other or both alike (then both answer as often), for all of its
+    questions, so that differences within a passage are alike. Their mean over questions is
+    (SUITED - UNSUITED) times the difference of the ``preferences``.
+
+    Args:
+        questions: a passage has on average; one and a Poisson number of others.
+        preferences: shares of passages that suit the first and the second model.
+    """
+    suits = rng.choice(3, n_passages, p=(*preferences, 1 - sum(preferences)))
+    passage = np.repeat(np.arange(n_passages), 1 + rng.poisson(questions - 1, n_passages))
+    alike = (SUITED + UNSUITED) / 2
+    chances = np.array([[SUITED, UNSUITED], [UNSUITED, SUITED], [alike, alike]])[suits[passage]]
+    answers = (rng.random(chances.shape) < chances).astype(np.float64)
+    return Passages(passage, answers[:, 0], answers[:, 1])
+
+
+def paired_coverage(
+    *,
+    clustered: bool = True,
+    n_passages: int = 50,
+    questions: float = 5.0,
+    repetitions: int = 500,
+    n_resamples: int = 499,
+    seed: int = 0,
+) -> Rate:
+    """How often the interval of a paired difference in accuracy holds the truth.
+
+    The models and passages are those of :func:`answered_passages`. With ``clustered`` passages are
+    resampled, as :func:`satlens.evaluate_tasks` does; without it single questions, as if they were
+    independent.
+    """
+    rng = np.random.default_rng(seed)
+    truth = (SUITED - UNSUITED) * (PREFERENCES[0] - PREFERENCES[1])
+    held = 0
+    for index in range(repetitions):
+        drawn = answered_passages(rng, n_passages, questions=questions)
+        unit = drawn.passage if clustered else np.arange(len(drawn.passage))
+        difference = np.bincount(unit, drawn.first - drawn.second)
+        found = mean_interval(
+            difference, np.bincount(unit), n_resamples=n_resamples, seed=seed + index
+        )
+        held += bool(found.low <= truth <= found.high)
+    return _rate(held, repetitions, LEVEL)
 
 
 def _lengths(rng: np.random.Generator, cv: float, shape: tuple[int, ...]) -> np.ndarray:

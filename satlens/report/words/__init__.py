@@ -26,6 +26,7 @@ from satlens.report.words.drivers import drivers
 from satlens.report.words.routes import routes
 from satlens.report.words.seeds import across_seeds, missing
 from satlens.report.words.sparsity import sparsity, sparsity_effects
+from satlens.report.words.tasks import chance_across, difference_effects, has_to_lose, tasks
 
 __all__ = [
     "DOWN",
@@ -38,17 +39,21 @@ __all__ = [
     "bound",
     "categories",
     "categories_across",
+    "chance_across",
     "circuits",
     "comparison",
     "describe",
+    "difference_effects",
     "difference_of",
     "divergence",
     "divergence_across",
     "drivers",
     "evaluation",
+    "has_to_lose",
     "is_static",
     "missing",
     "routes",
     "sparsity",
     "sparsity_effects",
+    "tasks",
 ]

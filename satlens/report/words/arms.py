@@ -11,6 +11,7 @@ import pandas as pd
 
 from satlens.report.effects import (
     NATS,
+    NO_SEED,
     NOISE_FLOOR,
     Effect,
     Finding,
@@ -47,9 +48,12 @@ def evaluation(losses: Mapping[str, Mapping[int, float]]) -> list[Finding]:
     ordered = sorted(means, key=lambda arm: means[arm])
     each = listed([f"{arm} {plain(means[arm])}" for arm in ordered])
     n_seeds = sorted({len(seeds) for seeds in losses.values() if seeds})
+    if len(means) == 1 and NO_SEED in losses[ordered[0]]:
+        return [Finding(f"Held-out NLL of {each} {NATS}.")]
     over = f"means of {n_seeds[0]} seeds" if len(n_seeds) == 1 else "means of their seeds"
     if n_seeds == [1]:
-        over = "one seed"
+        unseeded = any(NO_SEED in seeds for seeds in losses.values())
+        over = "one checkpoint each" if unseeded else "one seed"
     return [
         Finding(
             f"Held-out NLL in {NATS} from lowest to highest ({over}): {each}. An order says "

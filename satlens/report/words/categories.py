@@ -11,6 +11,7 @@ from satlens.report.effects import (
     ALPHA,
     Finding,
     Frame,
+    by_seed,
     count,
     effect,
     interval,
@@ -63,7 +64,7 @@ def categories_across(arm: str, contrasts: Mapping[int, Frame]) -> list[Finding]
             chosen = _significant(rows, "p_controlled_adjusted")
             more = int((chosen["delta_document_controlled"].astype(float) > 0).sum())
             counts.append(len(chosen))
-            said.append(f"seed {seed}: {len(chosen)} of {len(rows)} ({more} upwards)")
+            said.append(f"{by_seed(seed)}{len(chosen)} of {len(rows)} ({more} upwards)")
             names = str(rows["contrast"].iloc[0]).replace(" - ", " from ")
         unit = _UNIT.get(str(kind), "cell") + "s"
         settled = "found" if all(counts) else "open"

@@ -10,6 +10,7 @@ from satlens.report.effects import (
     Effect,
     Finding,
     Frame,
+    by_seed,
     count,
     effect,
     effect_of,
@@ -18,7 +19,7 @@ from satlens.report.effects import (
     percent,
     plain,
 )
-from satlens.report.words.seeds import in_all
+from satlens.report.words.seeds import in_each
 
 
 def divergence(table: Frame, summary: Mapping[str, Any], who: str = "model") -> list[Finding]:
@@ -61,14 +62,13 @@ def divergence_across(
         token = effect_of(summary.get("js_token"))
         untrained = _untrained(table[table["n_sources"] > 1])
         effects.append(token.has_interval and token.low > (untrained if untrained > 0 else 0.0))
-        said.append(
-            f"seed {seed}: {plain(token.value)} {_unit(summary)} ({interval(token, sign=False)})"
-        )
+        size = f"{plain(token.value)} {_unit(summary)} ({interval(token, sign=False)})"
+        said.append(by_seed(seed) + size)
     if not effects:
         return []
     text = f"mean JS divergence a token, {'; '.join(said)}."
     if all(effects):
-        return [Finding(f"{arm}: {what} differ {in_all(len(effects))}: {text}")]
+        return [Finding(f"{arm}: {what} differ {in_each(results)}: {text}")]
     n = sum(effects)
     return [Finding(f"{arm}: {what} differ in {n} of {len(effects)} seeds: {text}", "open")]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from satlens.report.effects import (
+    NO_SEED,
     Effect,
     Finding,
+    by_seed,
     capital,
     listed,
     signed,
+    who,
 )
 
 
@@ -27,8 +30,9 @@ def across_seeds(
     if not defined:
         return []
     each = "; ".join(
-        f"seed {seed}: {signed(found.value)} {_ends(found)}" for seed, found in defined.items()
+        f"{by_seed(seed)}{signed(found.value)} {_ends(found)}" for seed, found in defined.items()
     )
+    where = in_each(defined)
     verdicts = [found.verdict for found in defined.values()]
     n_up, n_down = verdicts.count("positive"), verdicts.count("negative")
     n = len(verdicts)
@@ -39,7 +43,7 @@ def across_seeds(
         )
         return [Finding(text, "open")]
     if n_up == n or n_down == n:
-        text = f"{statement} {up if n_up else down} {in_all(n)}: {each} ({unit})."
+        text = f"{statement} {up if n_up else down} {where}: {each} ({unit})."
         return [Finding(text, "found")]
     if n_up or n_down:
         text = (
@@ -53,6 +57,11 @@ def across_seeds(
         reason = "there are too few documents for an interval"
     text = f"{statement}: no effect is established, {reason}: {each} ({unit})."
     return [Finding(text, "open")]
+
+
+def in_each(seeds: Collection[int]) -> str:
+    """:func:`in_all` of some seeds; in this checkpoint, outside a study."""
+    return "in this checkpoint" if NO_SEED in seeds else in_all(len(seeds))
 
 
 def in_all(n: int) -> str:
@@ -75,7 +84,7 @@ def missing(absent: Sequence[tuple[str, str | None, int | None, str]]) -> list[F
     """
     reasons: dict[str, list[str]] = {}
     for name, arm, seed, reason in absent:
-        whose = "" if arm is None else f" of {arm} (seed {seed})"
+        whose = "" if arm is None else f" of {who(arm, NO_SEED if seed is None else seed)}"
         reasons.setdefault(reason, []).append(name + whose)
     return [
         Finding(f"{capital(reason)}: {listed(names)}. Nothing is said about it here.", "missing")

@@ -1,0 +1,1 @@
+"""Parts of :func:`satlens.evaluate_tasks`: who answers, what was answered, and the tables of it."""
