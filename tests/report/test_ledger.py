@@ -39,7 +39,7 @@ def test_a_claim_that_no_study_can_speak_about_says_why(study):
     (denseformer,) = rows(study, "static weights over the states")["reason"]
     assert denseformer == "no study has an arm denseformer"
     (suite,) = rows(study, "retrieves better")["reason"]
-    assert "no task suite" in suite
+    assert "no data of these tasks" in suite
 
 
 def test_two_studies_stand_beside_each_other(study, tmp_path):
