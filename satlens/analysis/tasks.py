@@ -189,7 +189,10 @@ def _asked(arms: Iterable[Arm], tasks: Sequence[LoadedTask], options: Mapping[st
 
 def _scored(task: LoadedTask, answers: Mapping[str, Answers], data_dir: Any) -> Scored:
     metrics = next(iter(answers.values())).metrics
-    upstream = f"lm-eval {version('lm-eval')}"
+    spec = task.spec
+    upstream = f"lm-eval {version('lm-eval')}: {spec.base}"
+    if spec.difference:
+        upstream += f", but {spec.difference}"
     return Scored(
         task=task.name,
         passages=task.clusters,
@@ -200,7 +203,7 @@ def _scored(task: LoadedTask, answers: Mapping[str, Answers], data_dir: Any) -> 
             "data": _data_name(task.source, data_dir),
             "data_sha256": task.data_sha256,
             "output_type": task.task.OUTPUT_TYPE,
-            "source": f"{upstream}: {task.spec.base}" if task.spec.base else "satlens",
+            "source": upstream if spec.base else "satlens",
             "num_fewshot": int(task.task.config.num_fewshot or 0),
         },
     )

@@ -2,7 +2,7 @@
 
 Tokens cut text between bytes, not between characters: an emoji can be three tokens. So a token's
 share of a document is counted in bytes, and bytes that are no character by themselves are shown as
-their number, ``‹E2›``.
+their number, ``‹E2›``. White space that a tokenizer drops belongs to no token and is not counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Our rows in lm-eval's tasks. Importing this module imports lm_eval.
 
-A task that lm-eval defines keeps its prompt, metric and version; only its ``download`` is replaced.
+A task that lm-eval defines keeps its prompt, metric and version; only its ``download`` is replaced,
+and what its specification names as a difference.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def build_task(
                 raise AnalysisError(f"task {spec.name!r}: lm-eval has it without examples only")
             task = type(f"Given{kind.__name__}", (_GivenRows, kind), {})(given)
             task.config.task = spec.name
-            # lm-eval's SQuAD completion means these, and gets the harness' 256 tokens instead.
-            task.set_config("generation_kwargs", dict(RETRIEVAL_ANSWER))
+            if spec.difference:  # SQuAD completion means these, and gets the harness' own instead
+                task.set_config("generation_kwargs", dict(RETRIEVAL_ANSWER))
     task.set_config("num_fewshot", num_fewshot)
     task.set_fewshot_seed(seed)
     return task

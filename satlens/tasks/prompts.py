@@ -8,8 +8,8 @@ contexts to 1,000 tokens around the answer; nothing is cut here.)
 
 For SWDE, FDA and SQuAD the prompt that is read once is lm-eval's; in SWDE its end differs from the
 end of the one read twice ("Summary of information above" stays in the former), so a difference
-between the two is not due to the second reading alone. Nor is it in SQuAD: lm-eval (0.4.13) lets
-the once-read answer run on to 256 tokens and an empty line, the others end at 48 or a line break.
+between the two is not due to the second reading alone. All answers end with the line or 48 tokens;
+lm-eval's own SQuAD completion (0.4.13) would end at an empty line or 256.
 """
 
 from __future__ import annotations

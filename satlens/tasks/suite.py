@@ -1,7 +1,8 @@
 """The tasks that the papers score models on, their names and what each needs.
 
 Tasks that lm-eval has (zero-shot; SWDE, FDA and SQuAD completion) keep its prompt and metric: only
-where the rows come from is replaced. In-context NQ, TriviaQA and DROP and everything read twice
+where the rows come from is replaced, and where answers to SQuAD completion end
+(:attr:`TaskSpec.difference`). In-context NQ, TriviaQA and DROP and everything read twice
 follow the evaluation of Arora et al., "Just read twice" (arXiv:2407.05483), re-implemented here;
 lm-eval's ``nq_open`` and ``triviaqa`` are closed-book and its ``drop`` scores F1: other tasks.
 Multi-query associative recall is that of Arora et al., "Zoology" (arXiv:2312.04927), as text.
@@ -40,6 +41,7 @@ class TaskSpec:
         data: stem of the local file (a twice variant reads that of its once variant).
         hub: (id, configuration) on the Hugging Face hub; None for tasks without data.
         n_pairs: pairs in a context of associative recall; 0 for other tasks.
+        difference: how the task differs from lm-eval's of the same file; empty where it does not.
     """
 
     name: str
@@ -53,6 +55,7 @@ class TaskSpec:
     cluster: str | None = None
     hub: tuple[str, str | None] | None = None
     n_pairs: int = 0
+    difference: str = ""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -154,6 +157,7 @@ def _retrieval(
     twice: type[rows.Row],
     hub: tuple[str, str | None],
     cluster: str,
+    difference: str = "",
 ) -> tuple[TaskSpec, TaskSpec]:
     """A retrieval task read once and read twice."""
 
@@ -168,6 +172,7 @@ def _retrieval(
             chance_metrics=("contains",),
             cluster=cluster,
             hub=hub,
+            difference=difference if base else "",
         )
 
     return spec("", base, once), spec("-twice", None, twice)
@@ -197,6 +202,7 @@ _RETRIEVAL_PAIRS = (
         rows.SquadCompletion,
         ("hazyresearch/based-squad", "default"),
         "context",
+        "answers end with the line or 48 tokens, not an empty line or 256",
     ),
     *(
         _retrieval(name, None, rows.ContextQuestion, rows.ContextQuestionTwice, hub, "context")

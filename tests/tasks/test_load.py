@@ -15,7 +15,7 @@ import pytest
 
 from satlens.errors import AnalysisError, DataError
 from satlens.tasks.load import load_tasks
-from satlens.tasks.suite import GROUPS, RECALL, task_spec
+from satlens.tasks.suite import GROUPS, RECALL, RETRIEVAL, ZERO_SHOT, task_spec
 
 pytest.importorskip("lm_eval")
 
@@ -296,3 +296,8 @@ def test_without_lm_eval_one_line_says_what_to_install(monkeypatch):
 def test_a_limit_below_one_is_refused():
     with pytest.raises(AnalysisError, match="limit 0"):
         load_tasks(["mqar"], limit=0)
+
+
+def test_only_squad_completion_differs_from_lm_eval_and_says_so():
+    different = {name: task_spec(name).difference for name in (*ZERO_SHOT, *RETRIEVAL)}
+    assert {name for name, text in different.items() if text} == {"squad-completion"}
