@@ -41,7 +41,7 @@ def tasks_figure(table: Frame, summary: Mapping[str, Any], parts: Parts) -> Figu
     """A row a task, a point a model: the score with its interval, chance as a grey dash.
 
     Shares of questions stand on one axis from 0 to 1, every other metric has a panel of its own;
-    below are the paired differences where the result has them.
+    below are the paired differences where the result has them and a page has room for both.
 
     Columns: ``model, task, metric, score`` with ends, ``chance, n_questions, n_truncated,
     n_skipped``. Parts: ``task_differences`` as for :func:`task_differences_figure`.
@@ -49,8 +49,10 @@ def tasks_figure(table: Frame, summary: Mapping[str, Any], parts: Parts) -> Figu
     panels = _panels(table, "model", "score", _score_axis)
     differences = parts.get("task_differences")
     if differences is not None and len(differences):
-        panels += _difference_panels(differences)
-    return _fitted(panels, "no task was scored")
+        both = panels + _difference_panels(differences)
+        if sum(height for height, _ in both) <= PAGE:
+            panels = both
+    return stacked(panels, DOUBLE, "no task was scored")
 
 
 def task_differences_figure(table: Frame, summary: Mapping[str, Any], parts: Parts) -> Figure:
@@ -58,13 +60,7 @@ def task_differences_figure(table: Frame, summary: Mapping[str, Any], parts: Par
 
     Columns: ``model, baseline, task, metric, delta`` with ends.
     """
-    return _fitted(_difference_panels(table), "no models were compared")
-
-
-def _fitted(panels: list[Panel], empty: str) -> Figure:
-    """The panels above each other, made lower together where a page would not hold them."""
-    scale = min(1.0, PAGE / max(sum(height for height, _ in panels), 1.0))
-    return stacked([(height * scale, fill) for height, fill in panels], DOUBLE, empty)
+    return stacked(_difference_panels(table), DOUBLE, "no models were compared")
 
 
 def _difference_panels(table: Frame) -> list[Panel]:

@@ -9,6 +9,7 @@ this the second. Two consequences for whoever writes markup: no ``style`` attrib
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -113,6 +114,8 @@ def _unbroken(text: str) -> str:
 
 def write_page(path: Path, html: str) -> Path:
     """Put the page in its place in one move, so that no page is ever half written."""
+    if path.is_dir():  # also "." and "/", which have no name to write beside
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     waiting = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         waiting.write_text(html + "\n", encoding="utf-8")

@@ -73,8 +73,10 @@ def view(result: Result, *, height: int = HEIGHT) -> View:
         height: of the frame in a notebook, in CSS pixels.
 
     Raises:
-        AnalysisError: a result that has no figure, or a token view whose parts do not fit it.
+        AnalysisError: no result, one that has no figure, or a token view whose parts do not fit it.
     """
+    if not isinstance(result, Result):
+        raise AnalysisError(f"view: expected one result, got {type(result).__name__}")
     title = capital(result.name.replace("_", " "))
     part = Part()
     if result.name == NAME:

@@ -14,13 +14,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from satlens.errors import DataError
 
 
+def _encodable(text: str) -> str:
+    found = next((place for place, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+    if found is not None:
+        raise ValueError(f"lone surrogate U+{ord(text[found]):04X} at {found}")
+    return text
+
+
 def _written(text: str) -> str:
     if not text.strip():
         raise ValueError("empty text")
     return text
 
 
-Text = Annotated[str, AfterValidator(_written)]
+Plain = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[Plain, AfterValidator(_written)]
 
 
 class Row(BaseModel):
@@ -36,7 +44,7 @@ class Lambada(Row):
 
     @model_validator(mode="after")
     def _has_a_context(self) -> Lambada:
-        if " " not in self.text:
+        if " " not in self.text.strip():
             raise ValueError("text: one word alone leaves no context to guess it from")
         return self
 
@@ -54,11 +62,11 @@ class HellaSwag(Row):
     """A scene (``ctx_a`` and the start of the next sentence, ``ctx_b``) and four endings."""
 
     activity_label: Text
-    ctx_a: str
-    ctx_b: str
+    ctx_a: Plain
+    ctx_b: Plain
     endings: Annotated[list[Text], Field(min_length=4, max_length=4)]
     label: Literal["0", "1", "2", "3"]
-    source_id: str | None = None
+    source_id: Plain | None = None
 
 
 class WinoGrande(Row):
@@ -134,7 +142,7 @@ class SciQ(Row):
     """A question, its right and three wrong answers; ``support`` may be empty."""
 
     question: Text
-    support: str
+    support: Plain
     distractor1: Text
     distractor2: Text
     distractor3: Text
@@ -170,7 +178,7 @@ class ContextQuestion(Row):
 
     context: Text
     question: Text
-    answers: Annotated[list[str], Field(min_length=1)]
+    answers: Annotated[list[Plain], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _has_an_answer(self) -> ContextQuestion:

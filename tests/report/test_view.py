@@ -63,6 +63,14 @@ def test_the_page_is_saved_as_it_is(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(AnalysisError, match=r"cannot write the page"):
         shown.save(tmp_path / "file" / "page.html")
+    for folder in (tmp_path, "."):
+        with pytest.raises(AnalysisError, match=r"cannot write the page: Is a directory"):
+            shown.save(folder)
+
+
+def test_only_a_result_is_shown():
+    with pytest.raises(AnalysisError, match="view: expected one result, got list"):
+        satlens.view([gates()])
 
 
 def test_the_same_result_gives_the_same_page():

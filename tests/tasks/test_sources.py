@@ -86,6 +86,9 @@ FAULTS = [
     ("arc-easy", {"choices": ["x", "y"]}, "field 'choices': "),
     ("boolq", {"label": 2}, "field 'label': input should be 0 or 1"),
     ("lambada", {"text": "alone"}, "field 'text': one word alone"),
+    ("lambada", {"text": " alone"}, "field 'text': one word alone"),
+    ("nq", {"question": "a\ud800"}, "field 'question': lone surrogate U+D800 at 1"),
+    ("hellaswag", {"ctx_b": "\udfff"}, "field 'ctx_b': lone surrogate U+DFFF at 0"),
 ]
 
 
