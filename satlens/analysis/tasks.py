@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from satlens.analysis.engine.inputs import interval_protocol
@@ -189,6 +190,8 @@ def _asked(arms: Iterable[Arm], tasks: Sequence[LoadedTask], options: Mapping[st
 
 def _scored(task: LoadedTask, answers: Mapping[str, Answers], data_dir: Any) -> Scored:
     metrics = next(iter(answers.values())).metrics
+    # Guessing is asked what every model was; arms of one context length skip the same questions.
+    left_out = {int(n) for each in answers.values() for n in np.flatnonzero(each.skipped)}
     spec = task.spec
     upstream = f"lm-eval {version('lm-eval')}: {spec.base}"
     if spec.difference:
@@ -197,7 +200,7 @@ def _scored(task: LoadedTask, answers: Mapping[str, Answers], data_dir: Any) -> 
         task=task.name,
         passages=task.clusters,
         answers=answers,
-        chance={metric.name: task.chance(metric.name) for metric in metrics},
+        chance={metric.name: task.chance(metric.name, left_out) for metric in metrics},
         facts={
             "version": task.version,
             "data": _data_name(task.source, data_dir),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +54,8 @@ class LoadedTask:
         """What users type."""
         return self.spec.name
 
-    def chance(self, metric: str) -> float:
-        """The score of guessing on these documents; NaN for metrics that have none.
+    def chance(self, metric: str, left_out: Collection[int] = ()) -> float:
+        """The score of guessing on these documents but some; NaN for metrics that have none.
 
         For multiple choice it is the mean of 1 / (number of answers), which differs between the
         questions of ARC.
@@ -64,8 +64,12 @@ class LoadedTask:
             return float("nan")
         if self.task.OUTPUT_TYPE != "multiple_choice":
             return self.spec.chance
-        parts = [1 / len(self.task.doc_to_choice(doc)) for doc in self.task.eval_docs]
-        return sum(parts) / len(parts)
+        parts = [
+            1 / len(self.task.doc_to_choice(doc))
+            for number, doc in enumerate(self.task.eval_docs)
+            if number not in left_out
+        ]
+        return sum(parts) / len(parts) if parts else float("nan")
 
 
 def load_tasks(

@@ -7,8 +7,9 @@ A context lists pairs of words; each question repeats one key, and the model sho
 Arora et al. (arXiv:2312.04927) train on pairs of token ids and put all queries of a context in one
 sequence. Here pairs are short English words, so that any tokenizer can read them, each query is a
 question of its own (a context is a passage with several questions), and the model chooses among
-the values of its context. Values are dealt to keys at random and every place in the list is asked
-for equally often, so whoever does not look the key up, whatever else they go by, scores 1 / pairs.
+the values of its context. Values are dealt to keys at random and keys are asked for at random, so
+whoever does not look the key up, whatever else they go by, scores 1 / pairs on average; a few
+contexts stray from it as any sample does.
 """
 
 from __future__ import annotations

@@ -282,3 +282,21 @@ def test_without_lm_eval_one_line_says_what_to_install(monkeypatch, capsys):
     assert code == 1
     assert "pip install 'satlens[eval]'" in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_chance_is_of_the_questions_that_were_scored(tmp_path):
+    rows = [
+        {
+            "question": f"{'long words ' * 300 if k < 3 else 'short'} {k}?",
+            "choices": {"text": [f"a{i}" for i in range(n)], "label": list("ABCDE"[:n])},
+            "answerKey": "A",
+        }
+        for k, n in enumerate((2, 2, 2, 5, 5))
+    ]
+    text = "\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "arc-easy.jsonl").write_text(text, encoding="utf-8")
+    model = satlens.load("tiny/satformer")
+    result = satlens.evaluate_tasks(model, ["arc-easy"], data_dir=tmp_path, truncation="skip")
+    row = result.table.iloc[0]
+    assert (row["n_questions"], row["n_skipped"]) == (2, 3)
+    assert row["chance"] == pytest.approx(1 / 5)
