@@ -432,12 +432,8 @@ class TrainConfig:
     """Largest gradient norm; null does not clip."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """bf16: autocast over fp32 master weights; fp32: no autocast."""
-    compile: bool = False
-    """Compile the model in place with torch.compile."""
     seed: int = 0
     """Seed of the initial weights, the data order and nothing else."""
-    n_threads: int | None = None
-    """Intra-op CPU threads; null leaves torch's own choice."""
     eval_every: Count = 100
     """Steps between evaluations on the fixed slice of the validation split."""
     eval_tokens: Count = 16_384
@@ -452,6 +448,19 @@ class TrainConfig:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """What a non-finite loss or gradient does, always before the update: end the run, naming step
     and batch, or leave the step out and count it."""
+    # How the same steps are computed: an interrupted run may go on with other values, then equal
+    # to rounding instead of to the bit.
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What processes started by torchrun share: ddp, the rows of a step; fsdp, also weights,
+    gradients and optimiser (FSDP2, a unit a block)."""
+    gradient_checkpointing: bool = False
+    """Keep only what passes between blocks, and run each block again in the backward pass."""
+    compile: bool = False
+    """Compile the model in place with torch.compile."""
+    data_workers: Count = 0
+    """Processes that read ahead; 0 reads in the training process. The data is the same for any."""
+    n_threads: int | None = None
+    """Intra-op CPU threads; null leaves torch's own choice."""
     deterministic: bool = True
     """On GPUs, use deterministic kernels, without which a resumed run equals an uninterrupted one
     to rounding only. CPUs need nothing for it."""
@@ -472,6 +481,18 @@ class TrainConfig:
         for tokens in self.milestones:
             within = 0 <= tokens <= self.tokens
             _require(within, "milestones", f"must lie in 0..tokens={self.tokens}", tokens)
+        _require(self.data_workers >= 0, "data_workers", "must not be negative", self.data_workers)
+
+
+EXECUTION = (
+    "strategy",
+    "gradient_checkpointing",
+    "compile",
+    "data_workers",
+    "n_threads",
+    "deterministic",
+)
+"""Fields of TrainConfig that decide how steps are computed, not which steps."""
 
 
 # -- construction ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ HEAVY = ("torch", "transformer_lens", "transformers", "pandas", "matplotlib", "s
 
 # A module may import from its own row and the rows above it.
 LAYERS = (
-    ("errors", "config", "locking", "shipped", "runner", "provenance"),
+    ("errors", "config", "locking", "processes", "shipped", "runner", "provenance"),
     ("data",),
     ("hook_table", "activation_cache", "hooks", "models"),
     ("checkpoints",),

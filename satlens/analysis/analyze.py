@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from satlens.analysis.engine.descriptive import Descriptive, inputs_of, measured
-from satlens.analysis.engine.processes import world
 from satlens.analysis.engine.stream import Progress
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES
 from satlens.errors import AnalysisError, DataError
 from satlens.models.decoder import Decoder
+from satlens.processes import world
 
 _log = logging.getLogger(__name__)
 

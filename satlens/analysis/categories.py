@@ -26,7 +26,6 @@ from satlens.analysis.engine.coding import (
 )
 from satlens.analysis.engine.descriptive import Descriptive, Inputs, measure
 from satlens.analysis.engine.inputs import Slice, split_notes, window_facts
-from satlens.analysis.engine.processes import first_alone
 from satlens.analysis.engine.reference import reference
 from satlens.analysis.engine.stream import Progress, Reducer
 from satlens.analysis.result import Result
@@ -69,6 +68,7 @@ from satlens.data.tags import Tags, tag_documents
 from satlens.data.windows import Windows
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
+from satlens.processes import first_alone
 
 CONTRAST = ("semantic", "functional")
 SAE = "sae"

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from satlens.analysis.engine import processes
+from satlens import processes
 from satlens.analysis.engine.accumulators import Accumulator
 from satlens.analysis.engine.inputs import (
     Slice,

@@ -14,13 +14,13 @@ import pandas as pd
 
 from satlens.analysis.analyze import Settings, analyze
 from satlens.analysis.engine.inputs import initial_model, opened
-from satlens.analysis.engine.processes import own_device
 from satlens.analysis.engine.stream import Progress
 from satlens.analysis.result import Result
 from satlens.analysis.stats import N_RESAMPLES
 from satlens.checkpoints import load
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
+from satlens.processes import own_device
 from satlens.training.run_folder import RunFolder, read_run
 
 KEY = "tokens_seen"

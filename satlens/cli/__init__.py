@@ -43,7 +43,7 @@ def main() -> None:
 
 def _shared() -> None:
     """The command as one of the processes that torchrun started."""
-    from satlens.analysis.engine.processes import finish, joined
+    from satlens.processes import finish, joined
 
     with joined():
         try:

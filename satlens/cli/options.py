@@ -123,7 +123,7 @@ def speaks() -> bool:
 def load(checkpoint: str, value_residual: str | None, device: str) -> Any:
     """The checkpoint; on its own GPU in each process of torchrun."""
     import satlens
-    from satlens.analysis.engine.processes import own_device
+    from satlens.processes import own_device
 
     return satlens.load(checkpoint, device=own_device(device), value_residual=value_residual)
 

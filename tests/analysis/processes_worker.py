@@ -13,9 +13,9 @@ from satlens.analysis.ablation import ablate
 from satlens.analysis.analyze import analyze
 from satlens.analysis.attribution import attribute
 from satlens.analysis.divergence import divergence
-from satlens.analysis.engine.processes import finish, first_alone, joined
 from satlens.analysis.evaluation import evaluate
-from satlens.errors import AnalysisError
+from satlens.errors import SatlensError
+from satlens.processes import finish, first_alone, joined
 
 KINDS = ("zero", "mean")
 FAST = {"n_resamples": 99, "batch_size": 2}
@@ -61,7 +61,7 @@ def main(folder: Path, state: Path) -> None:
         try:
             evaluate(tiny("satformer", seed=rank), documents(d_vocab=32), **FAST)
             refused = ""
-        except AnalysisError as error:
+        except SatlensError as error:
             refused = str(error)
         marker = folder / "cache"
         with first_alone():

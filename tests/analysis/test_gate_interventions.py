@@ -7,7 +7,8 @@ import pytest
 import torch
 from planted import documents, tags_of, tiny, token_class
 
-from satlens.analysis.engine import processes
+from satlens import processes
+from satlens.analysis.engine import stream
 from satlens.analysis.evaluation import evaluate
 from satlens.analysis.interventions.donors import Donors, fit_donors
 from satlens.analysis.interventions.gates import (
@@ -213,7 +214,7 @@ def test_parts_of_a_pass_over_donors_add_up(monkeypatch, tmp_path):
     whole = fit_donors(model, docs, batch_size=3, resume_dir=tmp_path)
     merged = []
     monkeypatch.setattr(processes, "check_equal", lambda *_: None)
-    monkeypatch.setattr(processes, "merge", lambda sums: merged.append(sums["rows"]))
+    monkeypatch.setattr(stream, "merge", lambda sums: merged.append(sums["rows"]))
     for rank in (0, 1):
         monkeypatch.setattr(processes, "world", lambda rank=rank: processes.World(rank, 2))
         fit_donors(model, docs, batch_size=3)

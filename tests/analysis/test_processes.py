@@ -13,8 +13,9 @@ import pytest
 import torch
 from processes_worker import measured
 
-from satlens.analysis.engine.processes import World, first_alone, joined, merge, own_device, world
-from satlens.errors import AnalysisError
+from satlens.analysis.engine.merging import merge
+from satlens.errors import SatlensError
+from satlens.processes import World, first_alone, joined, own_device, world
 
 WORKER = Path(__file__).with_name("processes_worker.py")
 
@@ -86,5 +87,5 @@ def test_without_others_there_is_nothing_to_exchange(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(AnalysisError, match=r"MASTER_ADDR.*torchrun"), joined():
+    with pytest.raises(SatlensError, match=r"MASTER_ADDR.*torchrun"), joined():
         pass

@@ -5,7 +5,7 @@ data (:class:`satlens.data.windows.Windows`), no layer further than the last hoo
 without logits unless a reducer scores tokens. Only one batch of activations exists at a time.
 With a ``resume_dir`` the sums are stored every tenth of the batches (or five seconds), so a killed
 pass continues where it was and ends with the same bits. Several processes share the batches and
-merge their sums (:mod:`satlens.analysis.engine.processes`).
+merge their sums (:mod:`satlens.analysis.engine.merging`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 import satlens
-from satlens.analysis.engine import processes
+from satlens import processes
 from satlens.analysis.engine.accumulators import Accumulator, canonical, load_state, save_state
+from satlens.analysis.engine.merging import merge
 from satlens.analysis.stats import MAX_GROUPS, group_of
 from satlens.data.windows import Batch, Windows
 from satlens.errors import AnalysisError
@@ -214,7 +215,7 @@ def fold(
                 save_state(path, accumulators, done)
                 saved_at = time.monotonic()
             report(label, done, len(numbers))
-    processes.merge(accumulators)
+    merge(accumulators)
 
 
 # -- forwards --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from satlens.analysis.engine.accumulators import (
     save_state,
 )
 from satlens.analysis.engine.inputs import open_windows, opened, sites_of
-from satlens.analysis.engine.processes import merge
+from satlens.analysis.engine.merging import merge
 from satlens.analysis.engine.stream import Progress, fold, refuse_foreign_hooks, state_path
 from satlens.analysis.interventions.means import SiteValues, fit_means, per_of
 from satlens.analysis.sweeps.gradients import frozen

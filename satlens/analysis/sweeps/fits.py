@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from satlens.analysis.engine.inputs import Slice, open_windows, tokenizer_of
-from satlens.analysis.engine.processes import first_alone
 from satlens.analysis.engine.stream import Progress
 from satlens.analysis.interventions.donors import fit_donors
 from satlens.analysis.interventions.means import Per, fit_means
@@ -17,6 +16,7 @@ from satlens.data.categories import Categories
 from satlens.data.tags import Tags, tag_documents
 from satlens.errors import AnalysisError
 from satlens.models.decoder import Decoder
+from satlens.processes import first_alone
 
 _PER: dict[str, Per] = {
     "means": "head",
