@@ -78,7 +78,7 @@ _HOMES = {
     "sparsity": "satlens.analysis.sparsity",
     "token_view": "satlens.analysis.token_view",
     "trajectory": "satlens.analysis.trajectory",
-    "view": "satlens.report.view",
+    "view": "satlens.report.page.view",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from satlens.errors import DataError
 from satlens.report import caveats, words
-from satlens.report.claims import claims
+from satlens.report.claims.table import claims
 from satlens.report.collect import Run
-from satlens.report.differences import differences_section
-from satlens.report.document import write_page
-from satlens.report.drawn import drawn_section
 from satlens.report.effects import Finding, heading, listed
-from satlens.report.facts import facts, lead
-from satlens.report.loss_section import arms_section
-from satlens.report.page import Provenance, Section, flat_facts, report_page
-from satlens.report.sections import (
+from satlens.report.page.document import write_page
+from satlens.report.page.layout import Provenance, Section, flat_facts, report_page
+from satlens.report.sections.differences import differences_section
+from satlens.report.sections.drawn import drawn_section
+from satlens.report.sections.facts import facts, lead
+from satlens.report.sections.losses import arms_section
+from satlens.report.sections.questions import (
     ablation_section,
     attribution_section,
     categories_section,
@@ -28,9 +28,9 @@ from satlens.report.sections import (
     sparsity_section,
     trajectory_sections,
 )
+from satlens.report.sections.tasks import tasks_section
+from satlens.report.sections.tokens import token_section
 from satlens.report.side_by_side import collect_all
-from satlens.report.task_section import tasks_section
-from satlens.report.token_section import token_section
 
 REPORT = "report.html"
 

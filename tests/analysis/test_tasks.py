@@ -19,7 +19,7 @@ from satlens.analysis.tasks import evaluate_tasks
 from satlens.cli import main
 from satlens.errors import AnalysisError, ConfigError, DataError, HookError
 from satlens.interop import lm_eval as interop
-from satlens.interop import lm_eval_passes as passes_module
+from satlens.interop.lm_eval import passes as passes_module
 from satlens.tasks.load import load_tasks
 
 SAMPLES = Path(__file__).parents[1] / "tasks" / "samples"

@@ -140,9 +140,9 @@ def table_page(result: Result, path: Path) -> Path:
     """A page of one table, unfolded."""
     from markupsafe import Markup
 
-    from satlens.report.document import document
-    from satlens.report.page import Part, part_html
-    from satlens.report.tables import result_table
+    from satlens.report.page.document import document
+    from satlens.report.page.layout import Part, part_html
+    from satlens.report.page.tables import result_table
 
     table = part_html(Part(tables=[result_table(result, "A table", opened=True)]))
     body = Markup("<main id='main' tabindex='-1'>{}</main>").format(table)

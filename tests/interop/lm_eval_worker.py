@@ -17,7 +17,7 @@ import torch
 from lm_eval.evaluator import evaluate
 
 from satlens.interop.lm_eval import SatlensLM
-from satlens.interop.lm_eval_processes import leave
+from satlens.interop.lm_eval.processes import leave
 from satlens.tasks.load import load_tasks
 
 

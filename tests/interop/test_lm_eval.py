@@ -22,7 +22,7 @@ from satlens.data.tokenizers import train_bpe
 from satlens.errors import AnalysisError, ConfigError, DataError, HookError
 from satlens.interop.huggingface import to_hf
 from satlens.interop.lm_eval import SatlensLM, main
-from satlens.interop.lm_eval_requests import Requests, key_of
+from satlens.interop.lm_eval.requests import Requests, key_of
 
 CONTEXTS = ["the cat sat on", "a dog barked at the cat ", "", "the dog, the mat and\na cat:", "at"]
 CONTINUATIONS = [" the mat", " a cat on the mat, at the dog", "s", " barked"]

@@ -6,11 +6,11 @@ import mock_tables as mock
 import pytest
 
 from satlens.analysis.result import Result
-from satlens.report.claimed import CLAIMS
-from satlens.report.claims import claims, sentences
+from satlens.report.claims.claimed import CLAIMS
+from satlens.report.claims.table import claims, sentences
+from satlens.report.claims.verdicts import Measured, beside_published, judge, place
 from satlens.report.collect import Run
 from satlens.report.effects import Effect
-from satlens.report.verdicts import Measured, beside_published, judge, place
 
 ARMS = {"base": "transformer", "gated": "satformer", "static": "resformer", "rd": "rd-attnres"}
 

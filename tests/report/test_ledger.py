@@ -7,10 +7,10 @@ import re
 import pytest
 
 from satlens.analysis.result import Result
-from satlens.report import published
-from satlens.report.claimed import CLAIMS
+from satlens.report.claims import published
+from satlens.report.claims.claimed import CLAIMS
+from satlens.report.claims.ledger import VERDICTS, counted, ledger, markdown, summary
 from satlens.report.collect import collect
-from satlens.report.ledger import VERDICTS, counted, ledger, markdown, summary
 from studies import HIGHER, LOWER, ablate, compare, make_study
 
 

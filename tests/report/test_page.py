@@ -17,10 +17,10 @@ import pytest
 from markupsafe import Markup, escape
 
 from satlens.analysis.result import Result
-from satlens.report.document import Fragment, document, embedded_json, write_page
 from satlens.report.effects import Finding
-from satlens.report.page import Part, Section, part_html, report_page
-from satlens.report.tables import MAX_COLUMNS, MAX_ROWS, result_table, table, visible
+from satlens.report.page.document import Fragment, document, embedded_json, write_page
+from satlens.report.page.layout import Part, Section, part_html, report_page
+from satlens.report.page.tables import MAX_COLUMNS, MAX_ROWS, result_table, table, visible
 
 EVIL = "</script><script>alert('x')</script><!--"
 

@@ -21,8 +21,8 @@ from satlens.cli import app
 from satlens.errors import DataError
 from satlens.report import build_report
 from satlens.report.collect import collect
-from satlens.report.differences import differences_section
 from satlens.report.effects import NO_SEED
+from satlens.report.sections.differences import differences_section
 from satlens.report.side_by_side import collect_all
 
 DATA = {"sha256": "da" * 32, "split": "test", "context": 256}

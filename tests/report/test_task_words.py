@@ -11,7 +11,7 @@ import pytest
 
 from satlens.report import words
 from satlens.report.collect import collect
-from satlens.report.task_section import tasks_section
+from satlens.report.sections.tasks import tasks_section
 
 MINUS = "\N{MINUS SIGN}"
 

@@ -13,10 +13,10 @@ from mock_tasks import token_result
 
 from satlens.analysis.result import Result
 from satlens.errors import AnalysisError
-from satlens.report.document import document
-from satlens.report.shades import INK, fills
-from satlens.report.token_markup import token_markup
-from satlens.report.tokens import float_width, packed, token_fragment
+from satlens.report.page.document import document
+from satlens.report.tokens.fragment import float_width, packed, token_fragment
+from satlens.report.tokens.markup import token_markup
+from satlens.report.tokens.shades import INK, fills
 
 HOSTILE = ("<script>alert(1)</script>", "</script>", "<!--", "&lt;", "\u202e", '"><b>', "\u2028")
 

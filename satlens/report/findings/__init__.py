@@ -15,13 +15,13 @@ from typing import TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from satlens.errors import DataError
+from satlens.report.claims.ledger import counted, ledger, markdown, summary
 from satlens.report.collect import Run
 from satlens.report.effects import plain
 from satlens.report.findings import costs, gates, losses, pictures, routes, study
 from satlens.report.findings.phrases import rows_table
 from satlens.report.findings.shown import alike
 from satlens.report.findings.shown import studies as collected
-from satlens.report.ledger import counted, ledger, markdown, summary
 
 TEMPLATE = "findings.md.j2"
 Said = TypeVar("Said")

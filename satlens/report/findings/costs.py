@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from satlens.analysis.result import Result
 from satlens.report import words
+from satlens.report.claims.measures import noise
 from satlens.report.collect import Run
 from satlens.report.effects import NATS, Frame, effect, listed, plain, signed
 from satlens.report.findings.phrases import (
@@ -17,7 +18,6 @@ from satlens.report.findings.phrases import (
     numbers,
     table,
 )
-from satlens.report.measures import noise
 
 
 def cost_table(run: Run) -> str:

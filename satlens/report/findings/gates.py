@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from satlens.analysis.result import Result
+from satlens.report.claims.measures import contrast, plain_arms, seeds_of
 from satlens.report.collect import Run
 from satlens.report.effects import ALPHA, NATS, Effect, Frame, count, effect, listed, plain
 from satlens.report.findings.phrases import (
@@ -20,7 +21,6 @@ from satlens.report.findings.phrases import (
     numbers,
     share,
 )
-from satlens.report.measures import contrast, plain_arms, seeds_of
 
 Results = Mapping[int, Result]
 _DRIVERS = {

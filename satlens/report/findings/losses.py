@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from satlens.analysis.result import Result
 from satlens.report import words
+from satlens.report.claims.measures import Gap, gap, plain_arms, seeds_of
+from satlens.report.claims.verdicts import mean_over_seeds
 from satlens.report.collect import Run
 from satlens.report.effects import (
     NATS,
@@ -21,9 +23,7 @@ from satlens.report.effects import (
     signed,
 )
 from satlens.report.findings.phrases import table
-from satlens.report.measures import Gap, gap, plain_arms, seeds_of
 from satlens.report.over_seeds import held_out
-from satlens.report.verdicts import mean_over_seeds
 
 _HEADS = (
     *("contrast", f"difference, {NATS}", "t, over seeds", "bootstrap, over seeds"),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from satlens.analysis.result import Result
+from satlens.report.claims.verdicts import mean_over_seeds
 from satlens.report.effects import MINUS, Effect, count, effect_of, listed, plain, signed, tenths
-from satlens.report.verdicts import mean_over_seeds
 
 Write = Callable[[float], str]
 FEW = 3

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from satlens.analysis.result import Result
+from satlens.report.claims.measures import contrast, plain_arms, seeds_of
+from satlens.report.claims.verdicts import mean_over_seeds
 from satlens.report.collect import Run
 from satlens.report.effects import NATS, Effect, Frame, count, effect, listed
 from satlens.report.findings.phrases import (
@@ -21,8 +23,6 @@ from satlens.report.findings.phrases import (
     numbers,
     share,
 )
-from satlens.report.measures import contrast, plain_arms, seeds_of
-from satlens.report.verdicts import mean_over_seeds
 
 Results = Mapping[int, Result]
 SOFTMAX = ("attnres", "rd-attnres", "delta-attnres")

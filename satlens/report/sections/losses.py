@@ -9,9 +9,9 @@ from satlens.analysis.stats import FEW_UNITS
 from satlens.report import caveats, words
 from satlens.report.collect import Run
 from satlens.report.effects import NO_SEED, NOISE_FLOOR, effect_of, heading
-from satlens.report.page import Part, Section
-from satlens.report.parts import figure_of, table_of
-from satlens.report.tables import Table, table
+from satlens.report.page.layout import Part, Section
+from satlens.report.page.tables import Table, table
+from satlens.report.sections.parts import figure_of, table_of
 
 
 def noise_floor(run: Run) -> float:

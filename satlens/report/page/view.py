@@ -8,10 +8,9 @@ from markupsafe import Markup, escape
 
 from satlens.analysis.result import Result
 from satlens.errors import AnalysisError
-from satlens.report.captions import caption
-from satlens.report.document import document, environment, write_page
 from satlens.report.effects import capital
-from satlens.report.page import (
+from satlens.report.page.document import document, environment, write_page
+from satlens.report.page.layout import (
     Part,
     Provenance,
     flat_facts,
@@ -19,8 +18,9 @@ from satlens.report.page import (
     picture,
     provenance_html,
 )
-from satlens.report.tables import result_table
-from satlens.report.tokens import NAME, token_fragment
+from satlens.report.page.tables import result_table
+from satlens.report.sections.captions import caption
+from satlens.report.tokens.fragment import NAME, token_fragment
 
 HEIGHT = 760
 # The page in a notebook may run its own scripts and offer its downloads; it has an origin of its

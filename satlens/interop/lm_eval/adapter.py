@@ -1,14 +1,4 @@
-"""satlens models in lm-evaluation-harness, under the name ``satlens``.
-
-    import lm_eval, satlens.interop.lm_eval
-    lm_eval.simple_evaluate("satlens", {"path": "folder"}, tasks=["lambada_openai"])
-
-    python -m satlens.interop.lm_eval --model satlens --model_args path=folder --tasks ...
-
-lm-eval finds a model only once something has imported it, so the second line is lm-eval's own
-command with satlens models in it; Hugging Face folders of satlens models open there as well
-(``--model hf --model_args pretrained=folder``). Needs ``pip install 'satlens[eval]'``.
-"""
+"""The model that lm-eval talks to: requests in, log-probabilities and texts out."""
 
 from __future__ import annotations
 
@@ -37,23 +27,23 @@ from tqdm import tqdm
 
 from satlens.checkpoints import load
 from satlens.data.tokenizers import end_id, fingerprint
-from satlens.interop.lm_eval_answers import Answers, open_answers
-from satlens.interop.lm_eval_options import (
+from satlens.interop.lm_eval.answers import Answers, open_answers
+from satlens.interop.lm_eval.options import (
     named_dtype,
     one_of,
     parsed_interventions,
     positive,
     within_context,
 )
-from satlens.interop.lm_eval_passes import (
+from satlens.interop.lm_eval.passes import (
     PADDING_SIDES,
     PaddingSide,
     Show,
     answer_prompts,
     answer_scorings,
 )
-from satlens.interop.lm_eval_processes import SharedLM, leave
-from satlens.interop.lm_eval_requests import Note, Prompt, Requests, Scoring, Truncation
+from satlens.interop.lm_eval.processes import SharedLM, leave
+from satlens.interop.lm_eval.requests import Note, Prompt, Requests, Scoring, Truncation
 from satlens.models.attention import chosen_attention
 from satlens.models.decoder import Decoder
 from satlens.models.identity import weights_sha256
@@ -377,8 +367,8 @@ def _refuse_foreign_hooks(model: Decoder) -> None:
         )
 
 
-if NAME not in model_registry:  # this module may run as __main__ and be imported, too
-    model_registry.register(NAME, target=f"satlens.interop.lm_eval:{SatlensLM.__name__}")
+if NAME not in model_registry:
+    model_registry.register(NAME, target=f"{__name__}:{SatlensLM.__name__}")
 
 
 def main() -> None:
@@ -393,7 +383,3 @@ def main() -> None:
         print(f"satlens: error: {error}", file=sys.stderr)
         sys.exit(1)
     leave()
-
-
-if __name__ == "__main__":
-    main()

@@ -18,10 +18,10 @@ from markupsafe import Markup
 from satlens.analysis.result import Result
 from satlens.data.categories import DEFAULT_CATEGORIES
 from satlens.errors import AnalysisError
-from satlens.report.document import Fragment, asset, embedded_json, environment
 from satlens.report.effects import Frame, count
-from satlens.report.shades import AMOUNTS, KINDS, SIGNED, fill_styles
-from satlens.report.token_markup import token_markup
+from satlens.report.page.document import Fragment, asset, embedded_json, environment
+from satlens.report.tokens.markup import token_markup
+from satlens.report.tokens.shades import AMOUNTS, KINDS, SIGNED, fill_styles
 
 NAME = "token_view"
 PREFIX = "tv-"

@@ -6,8 +6,8 @@ from satlens.analysis.result import Result
 from satlens.report import caveats, words
 from satlens.report.collect import Run
 from satlens.report.effects import Effect, Finding, Frame, who
-from satlens.report.page import Section
-from satlens.report.parts import by_arm
+from satlens.report.page.layout import Section
+from satlens.report.sections.parts import by_arm
 
 NAME = "tasks"
 

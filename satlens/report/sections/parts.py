@@ -9,11 +9,11 @@ from pathlib import Path
 from satlens.analysis.result import Result
 from satlens.plotting import figure_for
 from satlens.report import words
-from satlens.report.captions import caption
 from satlens.report.collect import Run
 from satlens.report.effects import Finding, capital, heading
-from satlens.report.page import Part, Picture, Section, picture
-from satlens.report.tables import Link, Table, result_table
+from satlens.report.page.layout import Part, Picture, Section, picture
+from satlens.report.page.tables import Link, Table, result_table
+from satlens.report.sections.captions import caption
 
 Say = Callable[[str, int, Result], list[Finding]]
 Headline = Callable[[str, dict[int, Result]], list[Finding]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from satlens.analysis.result import Result
 from satlens.plotting.figures import FIGURES
 from satlens.report import caveats, words
-from satlens.report.claims import sentences as claim_sentences
+from satlens.report.claims.table import sentences as claim_sentences
 from satlens.report.collect import Run
 from satlens.report.effects import Finding, Frame, effect_of, who
-from satlens.report.loss_section import comparison_of, noise_floor
-from satlens.report.page import Part, Section
-from satlens.report.parts import by_arm, figure_of, table_of, tables_of
+from satlens.report.page.layout import Part, Section
+from satlens.report.sections.losses import comparison_of, noise_floor
+from satlens.report.sections.parts import by_arm, figure_of, table_of, tables_of
 
 
 def claims_section(run: Run, result: Result) -> Section | None:

@@ -6,9 +6,9 @@ from satlens.analysis.result import Result
 from satlens.report import caveats
 from satlens.report.collect import Run
 from satlens.report.effects import NATS, Finding, count, heading, plain, signed, who
-from satlens.report.page import Part, Section
-from satlens.report.parts import tables_of
-from satlens.report.tokens import token_fragment
+from satlens.report.page.layout import Part, Section
+from satlens.report.sections.parts import tables_of
+from satlens.report.tokens.fragment import token_fragment
 
 NAME = "token_view"
 

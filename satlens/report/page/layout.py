@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from satlens.plotting import picture_bytes
 from satlens.plotting.style import COLUMN, DPI
-from satlens.report.document import Fragment, document, environment
 from satlens.report.effects import Finding
-from satlens.report.tables import Link, Table
+from satlens.report.page.document import Fragment, document, environment
+from satlens.report.page.tables import Link, Table
 
 TEMPLATE = "page.html.j2"
 MACROS = "parts.html.j2"
@@ -121,8 +121,8 @@ def provenance_html(items: Iterable[Provenance]) -> Markup:
 def part_html(part: Part) -> Markup:
     """Markup of a part outside a report: sentences, fragments, figures, tables.
 
-    The page around it has to be of :func:`satlens.report.document.document`, with the styles and
-    scripts of the part's fragments.
+    The page around it has to be of :func:`satlens.report.page.document.document`, with the styles
+    and scripts of the part's fragments.
     """
     return Markup(_macro("body")(part))
 

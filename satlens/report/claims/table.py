@@ -1,7 +1,8 @@
 """Which claims of the papers hold in a study: a table made of its tables, with verdicts.
 
-The claims are in :mod:`satlens.report.claimed`, the rules of the verdicts in
-:mod:`satlens.report.verdicts`, the papers' own numbers in :mod:`satlens.report.published`.
+The claims are in :mod:`satlens.report.claims.claimed`, the rules of the verdicts in
+:mod:`satlens.report.claims.verdicts`, the papers' own numbers in
+:mod:`satlens.report.claims.published`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import pandas as pd
 
 from satlens.analysis.result import Result
 from satlens.analysis.stats import OTHER_DOCUMENTS
-from satlens.report import measures as of
-from satlens.report.claimed import CLAIMS
+from satlens.report.claims import measures as of
+from satlens.report.claims.claimed import CLAIMS
+from satlens.report.claims.verdicts import OVER_SEEDS, Claim, beside_published, judge
 from satlens.report.collect import Run
 from satlens.report.effects import Finding, Frame, count, effect, listed
-from satlens.report.verdicts import OVER_SEEDS, Claim, beside_published, judge
 
 NOT_RUN = "not run"
 SHORT = {

@@ -9,6 +9,15 @@ from typing import NamedTuple
 
 from satlens.analysis.result import Result
 from satlens.report import words
+from satlens.report.claims.verdicts import (
+    OVER_SEEDS,
+    Context,
+    Given,
+    Measure,
+    Measured,
+    mean_over_seeds,
+    too_few,
+)
 from satlens.report.collect import Run
 from satlens.report.effects import (
     ALPHA,
@@ -22,15 +31,6 @@ from satlens.report.effects import (
     settles,
     signed,
     tenths,
-)
-from satlens.report.verdicts import (
-    OVER_SEEDS,
-    Context,
-    Given,
-    Measure,
-    Measured,
-    mean_over_seeds,
-    too_few,
 )
 
 EARLY = 1 / 8

@@ -29,9 +29,9 @@ from satlens.report.effects import (
     signed,
     who,
 )
-from satlens.report.page import Part, Section
-from satlens.report.paired_tasks import paired_tasks
-from satlens.report.tables import result_table
+from satlens.report.page.layout import Part, Section
+from satlens.report.page.tables import result_table
+from satlens.report.sections.paired_tasks import paired_tasks
 
 LOSSES = "loss_differences"
 MISSING = "missing"

@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from satlens.analysis.stats import student_interval
+from satlens.report.claims.published import NOTHING, Paper, Published
 from satlens.report.collect import Run
 from satlens.report.effects import MINUS, Effect, count, interval, plain, settles, signed
-from satlens.report.published import NOTHING, Paper, Published
 
 Verdict = Literal["holds here", "does not hold here", "undecided", "not run"]
 Style = Literal["signed", "plain"]

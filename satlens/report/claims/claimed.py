@@ -1,15 +1,15 @@
 """The claims of the papers that are looked at, each with the statistic that speaks about it.
 
 The papers give no thresholds: margins are ours. What a claim needs and how it is judged is in
-:mod:`satlens.report.verdicts`.
+:mod:`satlens.report.claims.verdicts`.
 """
 
 from __future__ import annotations
 
-from satlens.report import measures as of
-from satlens.report import published as papers
+from satlens.report.claims import measures as of
+from satlens.report.claims import published as papers
+from satlens.report.claims.verdicts import Claim
 from satlens.report.effects import NATS, NOISE_FLOOR
-from satlens.report.verdicts import Claim
 
 SHARE_MARGIN = 0.01
 """Shares of variance that training raised by less are called unchanged; the papers give no

@@ -18,7 +18,7 @@ from lm_eval.utils import get_rolling_token_windows
 
 from satlens.data.tokenizers import backend, encode, end_id
 from satlens.errors import ConfigError, DataError
-from satlens.interop.lm_eval_options import one_of
+from satlens.interop.lm_eval.options import one_of
 
 Truncation = Literal["error", "skip", "truncate"]
 TRUNCATIONS: tuple[str, ...] = get_args(Truncation)

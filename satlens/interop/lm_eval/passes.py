@@ -17,8 +17,8 @@ from torch import Tensor
 
 from satlens.data.tokenizers import backend
 from satlens.errors import AnalysisError
-from satlens.interop.lm_eval_answers import Answers
-from satlens.interop.lm_eval_requests import Prompt, Row, Scoring
+from satlens.interop.lm_eval.answers import Answers
+from satlens.interop.lm_eval.requests import Prompt, Row, Scoring
 from satlens.models.cache import KVCache
 from satlens.models.decoder import Decoder
 

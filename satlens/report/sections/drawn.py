@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from satlens.report.collect import Missing, Run
-from satlens.report.page import Part, Picture, Section, shown
+from satlens.report.page.layout import Part, Picture, Section, shown
 
 FOLDER = "figures"
 FILES = ("png", "pdf", "csv", "json")

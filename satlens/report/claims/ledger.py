@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from satlens.analysis.result import Result
-from satlens.report.claimed import CLAIMS
-from satlens.report.claims import (
+from satlens.report.claims.claimed import CLAIMS
+from satlens.report.claims.table import (
     COLUMNS,
     NOT_RUN,
     NOTES,
@@ -24,9 +24,9 @@ from satlens.report.claims import (
     number,
     why,
 )
+from satlens.report.claims.verdicts import TOO_FEW, Claim
 from satlens.report.collect import Run
 from satlens.report.effects import Finding, Frame, Kind, capital, count, listed
-from satlens.report.verdicts import TOO_FEW, Claim
 
 _PLURALS = {
     "holds here": "hold here",
@@ -51,7 +51,7 @@ def ledger(runs: Sequence[Run]) -> Result:
     measures stands once, with the reason.
 
     Returns:
-        ``ledger``: the columns of :func:`satlens.report.claims.claims` and ``study``.
+        ``ledger``: the columns of :func:`satlens.report.claims.table.claims` and ``study``.
     """
     found = []
     for run in runs:

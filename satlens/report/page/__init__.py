@@ -1,0 +1,1 @@
+"""A page: its frame, the markup of its parts, its tables."""

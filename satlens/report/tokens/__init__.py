@@ -1,0 +1,1 @@
+"""Texts whose tokens are coloured by what gates and routes do there."""
