@@ -29,7 +29,7 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,eval,notebooks]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev,docs,eval,notebooks,trackers]'
 	@touch $@
 
 test: install

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ def data(root: Path, params: dict[str, Any], report: Report) -> None:
     """Prepare the corpus."""
     from satlens.data.prepare import prepare
 
-    for left_over in root.glob(".data.tmp-*"):  # of a killed run
-        shutil.rmtree(left_over)
     prepare(
         params["corpus"],
         root / "data",
         cluster_field=params["cluster_field"],
         vocab_size=params["vocab_size"],
+        tokenizer=params.get("tokenizer"),
+        tokenizer_sample=params.get("tokenizer_sample", 1.0),
         overwrite=True,
         progress=_counted(report),
     )

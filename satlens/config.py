@@ -7,6 +7,7 @@ type or an impossible value raises :class:`satlens.errors.ConfigError` with one 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from copy import copy
 from dataclasses import asdict, fields, replace
@@ -322,7 +323,11 @@ class ModelConfig:
         _require(min(widths) >= 0, "d_mlp", "must not be negative", min(widths))
         if self.window_size is not None:
             _require(self.window_size > 0, "window_size", "must be positive", self.window_size)
-        _require(self.norm_eps >= 0, "norm_eps", "must not be negative", self.norm_eps)
+        for name in ("norm_eps", "qk_norm_eps"):
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, name, "must be finite and not negative", value)
+        fits = 0 < self.rope_theta < math.inf
+        _require(fits, "rope_theta", "must be finite and positive", self.rope_theta)
         for name in ("block_size", "dilation", "period", "n_streams"):
             value = getattr(self.stream, name, 1)
             _require(value > 0, f"stream.{name}", "must be positive", value)
@@ -470,6 +475,12 @@ class TrainConfig:
             _require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
         for name in ("log_every", "checkpoint_every"):
             _require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
+        for name in ("lr", "min_lr_ratio", "weight_decay"):
+            _require(
+                math.isfinite(getattr(self, name)), name, "must be finite", getattr(self, name)
+            )
+        for name in ("seed", "data_workers"):
+            _require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
         _require(0 <= self.warmup < 1, "warmup", "must lie in [0, 1)", self.warmup)
         for name in ("min_lr_ratio", "weight_decay"):
             _require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
@@ -477,11 +488,11 @@ class TrainConfig:
             _require(0 <= beta < 1, "betas", "must lie in [0, 1)", beta)
         for name in ("clip", "n_threads"):
             value = getattr(self, name)
-            _require(value is None or value > 0, name, "must be positive or null", value)
+            fits = value is None or 0 < value < math.inf
+            _require(fits, name, "must be positive or null", value)
         for tokens in self.milestones:
             within = 0 <= tokens <= self.tokens
             _require(within, "milestones", f"must lie in 0..tokens={self.tokens}", tokens)
-        _require(self.data_workers >= 0, "data_workers", "must not be negative", self.data_workers)
 
 
 EXECUTION = (

@@ -38,12 +38,19 @@ def progress_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None
 
 def _plain_progress() -> Callable[[str, int, int], None]:
     last = time.monotonic()
+    began: dict[str, tuple[float, int]] = {}
 
     def show(stage: str, done: int, total: int) -> None:
         nonlocal last
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            print(f"{stage}: {done} of {total}", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        since, at_first = began.setdefault(stage, (now, done))
+        if now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            left = ""
+            if at_first < done < total:
+                seconds = (now - since) * (total - done) / (done - at_first)
+                left = f", about {format_seconds(seconds)} left"
+            print(f"{stage}: {done} of {total}{left}", file=sys.stderr, flush=True)
 
     return show
 

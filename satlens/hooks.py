@@ -29,10 +29,6 @@ Selector = str | Sequence[str] | Callable[[str], bool] | None
 Hook = tuple[str | Sequence[str] | Callable[[str], bool], Callable[..., Any]]
 
 
-# Arguments of a forward pass that change its code from call to call.
-_VARIED = ("past", "start_at", "stop_at_layer")
-
-
 class HookedModel(HookedRootModule):
     """Base of satlens models: named, live hook points and honest capture."""
 
@@ -51,14 +47,6 @@ class HookedModel(HookedRootModule):
     @cfg.setter
     def cfg(self, cfg: Any) -> None:
         self._cfg = cfg
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Compiled code would be made anew for every length of a cache and every border.
-        varied = any(kwargs.get(name) is not None for name in _VARIED)
-        if varied and self._compiled_call_impl is not None:
-            with _uncompiled():
-                return super().__call__(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
 
     def hook_names(self, selector: Selector = None) -> list[str]:
         """Hook point names that a selector matches, in order of definition.

@@ -10,6 +10,19 @@ from pathlib import Path
 
 from satlens.errors import SatlensError
 
+_held: set[int] = set()
+"""Descriptors of the locks of this process."""
+
+
+def _forget() -> None:
+    """A forked child, which may outlive a process that is killed, does not keep its locks."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
 
 @contextmanager
 def locked(
@@ -39,6 +52,9 @@ def locked(
         if not shared:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        _held.add(descriptor)
         yield
     finally:
+        _held.discard(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -6,19 +6,29 @@ torchrun --nproc-per-node 4 --no-python satlens sparsity CHECKPOINT --data DATA 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from satlens.errors import SatlensError
 
 PATIENCE = datetime.timedelta(days=1)
 """How long a process waits for the others; one that fails ends all of them through torchrun."""
+
+
+_made: dict[str, Any] = {}
+"""The store through which torchrun's processes met, and the group of :func:`exchange_group`."""
+
+
+_SECONDS_TO_ASK = 3.0
 
 
 class World(NamedTuple):
@@ -39,10 +49,10 @@ def world() -> World:
 def joined() -> Iterator[World]:
     """This process in the group that torchrun started, alone without torchrun.
 
-    Sums are exchanged over gloo, on the CPU, whatever device the model is on.
+    What is on the CPU is exchanged over gloo, what is on GPUs over NCCL.
 
     Raises:
-        SatlensError: WORLD_SIZE without what else torchrun says.
+        SatlensError: WORLD_SIZE without what else torchrun says, or another process ended early.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or world().size > 1:
         yield world()
@@ -50,7 +60,12 @@ def joined() -> Iterator[World]:
     absent = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if absent:
         raise SatlensError(f"{absent[0]}: not set although WORLD_SIZE is; start with torchrun")
-    dist.init_process_group("gloo", timeout=PATIENCE)
+    on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    _made["store"], rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    dist.init_process_group(
+        backend, store=_made["store"], rank=rank, world_size=size, timeout=PATIENCE
+    )
     # Not left after an error: the others may be in an exchange that leaving would wait for.
     try:
         yield world()
@@ -58,6 +73,11 @@ def joined() -> Iterator[World]:
         if not end.code:
             _leave()
         raise
+    except RuntimeError as error:
+        if "by peer" not in str(error):  # gloo's word for a connection that was closed or reset
+            raise
+        text = "another process of torchrun ended early; its own message says why"
+        raise SatlensError(text) from error
     _leave()
 
 
@@ -75,6 +95,24 @@ def finish() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def first_to_say(text: str) -> bool:
+    """Whether no other process of torchrun has said this; what all run into is said once."""
+    if "store" not in _made:
+        return True
+    store, key = _made["store"], f"said/{hashlib.sha256(text.encode()).hexdigest()}"
+    rank, size = world()
+    try:
+        first = store.add(key, 1) == 1
+        if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            # Without torchrun the store ends with this process: the others have to ask it first.
+            until = time.monotonic() + _SECONDS_TO_ASK
+            while store.add(key, 0) < size and time.monotonic() < until:
+                time.sleep(0.05)
+        return first
+    except RuntimeError:  # the process that keeps the store has ended
+        return True
 
 
 def own_device(device: str) -> str:
@@ -106,7 +144,7 @@ def check_equal(what: str, value: str) -> None:
     Raises:
         SatlensError: ``value`` is not the same in all of them.
     """
-    rank, size = world()
+    size = world().size
     values: list[Any] = [None] * size
     with exchange_group() as group:
         dist.all_gather_object(values, value, group=group)
@@ -114,7 +152,7 @@ def check_equal(what: str, value: str) -> None:
     if others:
         raise SatlensError(
             f"{what}: process {others[0]} of {size} has another model, other data or other "
-            f"settings than process 0 (this is process {rank})"
+            "settings than process 0"
         )
 
 
@@ -129,6 +167,8 @@ def exchange_group() -> Iterator[Any]:
     if "cpu:gloo" in dist.get_backend_config():
         yield None
         return
-    group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
-    yield group
-    dist.destroy_process_group(group)
+    everybody = dist.group.WORLD
+    if _made.get("world") is not everybody:
+        _made["world"] = everybody
+        _made["group"] = dist.new_group(backend="gloo", timeout=PATIENCE)
+    yield _made["group"]

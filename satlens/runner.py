@@ -91,7 +91,7 @@ def _run_steps(root: Path, steps: list[Step], workers: int, display: Display) ->
     running: dict[Future[None], tuple[Step, float]] = {}
     failure: BaseException | None = None
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_initialise_worker) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=initialise_worker) as pool:
         while pending or running:
             if failure is None:
                 for step in _ready(pending, running, workers):
@@ -315,10 +315,13 @@ def use_one_thread() -> None:
         os.environ[name] = "false" if name.startswith("TOK") else "1"
 
 
-def _initialise_worker() -> None:
+def initialise_worker() -> None:
     """One thread a process; end with the parent, even when it is killed."""
     use_one_thread()
-    parent = os.getppid()
+    started_by = multiprocessing.parent_process()
+    parent = os.getppid() if started_by is None else started_by.pid
+    if os.getppid() != parent:  # it was killed while this process started
+        os._exit(1)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -128,16 +128,149 @@ def test_errors_are_one_line_with_a_non_zero_exit_and_no_output(ids, tmp_path, m
 
 
 def test_a_dry_run_prints_the_resolved_configs_and_counts(tmp_path, monkeypatch, capsys):
-    code, stdout, _ = satlens_cli(
-        monkeypatch, capsys, "train", tmp_path, tmp_path / "run", "--variant", "satformer-small",
+    monkeypatch.setattr("satlens.training.plan.activation_bytes", _measured)
+    command = (
+        "train", "--variant", "satformer-small",
         "--set", "train.tokens=8388608", "--set", "train.batch_size=8", "--dry-run",
     )  # fmt: skip
+    code, stdout, _ = satlens_cli(monkeypatch, capsys, *command, "--json")
     facts = json.loads(stdout)
     assert code == 0
     assert facts["n_parameters"] == 128_496_256
     assert (facts["tokens_per_step"], facts["n_steps"]) == (8 * 4096, 256)
     assert facts["model"]["value_residual"]["kind"] == "gated"
+    code, stdout, _ = satlens_cli(monkeypatch, capsys, *command)
+    assert code == 0
+    assert re.search(r"^parameters +128,496,256$", stdout, re.MULTILINE)
+    assert "5.06 GB = 2.06 GB weights, gradients and optimiser + 3 GB activations (1 with" in stdout
     assert not (tmp_path / "run").exists()
+
+
+def _measured(*arguments, checkpointing, **options):
+    return 1_000_000_000 if checkpointing else 3_000_000_000
+
+
+def test_recipes_need_no_data_to_be_looked_at(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("satlens.training.plan.activation_bytes", _measured)
+    address = "rd-attnres-s/rd-attnres"
+    command = ("train", "--config", address, "--seed", "2026", "--dry-run", "--json")
+    code, stdout, _ = satlens_cli(monkeypatch, capsys, *command)
+    facts = json.loads(stdout)
+    assert code == 0
+    assert (facts["n_steps"], facts["warmup_steps"]) == (61_036, 1_221)
+    assert (facts["train"]["seed"], facts["train"]["n_threads"]) == (2026, None)
+    code, stdout, _ = satlens_cli(
+        monkeypatch, capsys, "config", "show", address, "--set", "model.stream.block_size=4",
+        "--set", "train.strategy=fsdp", "--processes", "2",
+    )  # fmt: skip
+    assert code == 0
+    assert "block_size: 4" in stdout and "strategy: fsdp" in stdout
+    assert re.search(r"^memory, each of 2 processes +4\.\d+ GB = 0\.958 GB", stdout, re.MULTILINE)
+    code, stdout, _ = satlens_cli(monkeypatch, capsys, "config", "list", "rd-attnres-s", "zoo")
+    lines = stdout.splitlines()
+    assert code == 0
+    assert len(lines) == 1 + 5 + 9 + 1
+    assert lines[1].split()[:4] == ["rd-attnres-s/attnres", "119,791,296", "32,768", "61,036"]
+    code, stdout, _ = satlens_cli(monkeypatch, capsys, "config", "list", "zoo", "--json")
+    assert json.loads(stdout)["zoo/satformer"]["n_steps"] == 1200
+
+
+def test_configurations_are_compared_field_by_field(monkeypatch, capsys):
+    def diff(*arguments):
+        return satlens_cli(monkeypatch, capsys, "config", "diff", *arguments)[:2]
+
+    same = "rd-attnres-s/rd-attnres"
+    assert diff(same, same) == (0, "")
+    assert diff("rd-attnres-s/rd-attnres-tied", same) == (
+        1,
+        'model.stream.control: "tied" | "none"\n',
+    )
+    code, stdout = diff("satformer-small/satformer", "satformer-medium/satformer", "--json")
+    assert code == 1
+    fields = json.loads(stdout)
+    assert fields["train.lr"] == [0.002, 0.0015]
+    assert fields["model.n_layers"] == [11, 18]
+
+
+def test_a_pair_is_trained_side_by_side_and_its_runs_are_configurations(
+    tmp_path, monkeypatch, capsys
+):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "name: mine\ntitle: t\nvocab_size: 300\nseeds: [7, 8]\n"
+        "model: {n_layers: 2, d_model: 16, n_heads: 2, n_ctx: 16}\n"
+        "train: {tokens: 256, batch_size: 2, eval_tokens: 64, precision: fp32}\n"
+        "arms:\n  plain: {variant: transformer}\n  gated: {variant: satformer}\n"
+        "  wide: {variant: transformer, fields: {d_mlp: 96}, optional: true}\n"
+    )
+    corpus = tmp_path / "corpus.jsonl"
+    generator = np.random.default_rng(2)
+    words = "a red fox saw the blue bird and ran".split()
+    rows = [{"id": f"d{k}", "text": " ".join(generator.choice(words, 60))} for k in range(40)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data, out = tmp_path / "data", tmp_path / "runs"
+    assert satlens_cli(monkeypatch, capsys, "prepare", corpus, data, "--vocab-size", 300)[0] == 0
+    pair = ("train", data, out, "--config", recipe, "--pair")
+    code, stdout, stderr = satlens_cli(monkeypatch, capsys, *pair, "--resume", "must")
+    assert (code, stdout) == (1, "")
+    assert "resume must" in stderr
+    # Every arm's folder is looked at before the first arm trains.
+    begun = out / "gated" / "run.json"
+    begun.parent.mkdir(parents=True)
+    begun.write_text('{"format": "satlens-run", "version": 1, "model": {}, "train": {}}')
+    code, stdout, stderr = satlens_cli(monkeypatch, capsys, *pair)
+    assert (code, stdout) == (1, "")
+    assert "gated/run.json: model." in stderr
+    assert not (out / "plain").exists()
+    shutil.rmtree(begun.parent)
+    code, stdout, stderr = satlens_cli(monkeypatch, capsys, *pair)
+    assert code == 0, stderr
+    assert stdout.split() == [str(out / name / "final") for name in ("plain", "gated")]
+    code, stdout, _ = satlens_cli(
+        monkeypatch, capsys, "config", "diff", out / "gated", f"{recipe}/gated"
+    )
+    assert (code, stdout) == (0, "")
+    record = json.loads((out / "gated/run.json").read_text())
+    assert record["train"]["seed"] == 7
+    three = ("train", "--pair", "--config", recipe, "--config", f"{recipe}/wide", "--dry-run")
+    code, _, stderr = satlens_cli(monkeypatch, capsys, *three)
+    assert code == 1
+    assert stderr.startswith("satlens: error: wide: model.d_mlp: 96, but plain has 64; paired arms")
+    monkeypatch.setattr("satlens.training.plan.activation_bytes", _measured)
+    code, stdout, _ = satlens_cli(monkeypatch, capsys, *three, "--differ", "d_mlp", "--json")
+    assert code == 0
+    assert [each["name"] for each in json.loads(stdout)] == ["plain", "gated", "wide"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--config", "tiny/satformer"), "train: DATA and OUT are needed, but for a dry run"),
+        (("--config", "tiny"), "tiny: has several arms: tiny/transformer, tiny/resformer"),
+        (("--config", "tiny/mudd"), "tiny/mudd: no arm 'mudd'; tiny has transformer, "),
+        (("--config", "tinny/satformer"), "tinny: no such recipe; there are "),
+        (("--config", "tiny/satformer", "--variant", "satformer"), "--variant: goes with no --con"),
+        (("--config", "tiny/satformer", "--pair"), "--pair: satformer: a pair needs at least two"),
+        (("--variant", "satformer", "--variant", "attnres"), "several go with --pair"),
+        (
+            ("--pair", "--variant", "attnres", "--variant", "attnres"),
+            "--pair: attnres: given twice",
+        ),
+        (("--differ", "lr"), "--differ: goes with --pair"),
+        (("--config", "tiny/satformer", "--json"), "--json, --processes: go with --dry-run"),
+        (("--seed", "1", "--set", "train.seed=2"), "--seed: given by --set train.seed too"),
+        (("--set", "train.lr=[", "--dry-run"), "--set train.lr=[: not a YAML value"),
+        (("--set", "train.strateg=fsdp"), "unknown field 'strateg' (did you mean 'strategy'?)"),
+        (("--config", "tiny/attnres", "--set", "model.stream.blok_size=2"), "blok_size"),
+        (("--dry-run", "--gpu", "H1000"), "gpu: 'H1000' is none of A100"),
+        (("--dry-run", "--processes", "3"), "grad_accum: 3 processes do not share out 1"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(arguments, message, monkeypatch, capsys):
+    code, stdout, stderr = satlens_cli(monkeypatch, capsys, "train", *arguments)
+    assert (code, stdout) == (1, "")
+    assert stderr.startswith("satlens: error: ") and message in stderr
+    assert len(stderr.splitlines()) == 1
 
 
 def test_prepare_train_eval_from_the_shell(tmp_path, monkeypatch, capsys):
@@ -157,6 +290,12 @@ def test_prepare_train_eval_from_the_shell(tmp_path, monkeypatch, capsys):
         "model.n_layers=2", "model.d_model=16", "model.n_heads=2", "model.n_ctx=16",
         "model.d_vocab=300", "train.tokens=512", "train.eval_tokens=64", "train.precision=fp32",
     )  # fmt: skip
+    options = [part for setting in settings for part in ("--set", setting)]
+    code, stdout, stderr = satlens_cli(monkeypatch, capsys, "train", data, "--dry-run", "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["model"]["d_vocab"] == 300  # the data's
+    code, _, stderr = satlens_cli(monkeypatch, capsys, "train", corpus, "--dry-run")
+    assert (code, "manifest.json: cannot be read" in stderr) == (1, True)
     options = [part for setting in settings for part in ("--set", setting)]
     code, stdout, stderr = satlens_cli(
         monkeypatch, capsys, "train", data, run, "--variant", "satformer", *options

@@ -6,7 +6,7 @@ import pytest
 
 from satlens.config import ModelConfig, StaticValueResidual, TrainConfig, make, to_dict
 from satlens.errors import ConfigError
-from satlens.models.presets import PRESETS, VARIANTS, config_for
+from satlens.models.presets import PRESETS, VARIANTS, change, config_for
 
 MODES = ("identity", "constant", "sparse", "learnable", "learnable_plus")
 SETTINGS = {
@@ -44,6 +44,18 @@ def test_every_named_model_survives_the_round_trip():
         cfg = config_for(name)
         assert make(ModelConfig, to_dict(cfg), name) == cfg
     assert StaticValueResidual() == StaticValueResidual(mode="learnable_plus")
+
+
+def test_fields_of_the_parts_may_be_given_flat_or_dotted():
+    flat = config_for("rd-attnres", block_size=2, value_residual="satformer", gate="tanh")
+    names = {"stream.block_size": 2, "value_residual.gate": "tanh"}
+    assert config_for("rd-attnres", value_residual="satformer", **names) == flat
+    assert change(config_for("rd-attnres"), {"value_residual": "satformer", **names}, "x") == flat
+    narrow = change(config_for("transformer", d_mlp=96), {"d_model": 64}, "x")
+    assert (narrow.d_model, narrow.d_mlp) == (64, 96)
+    for bad in ("stream.blok_size", "streams.block_size", "blok_size"):
+        with pytest.raises(ConfigError, match=f"x: unknown field .*{bad.split('.')[-1]}"):
+            change(config_for("rd-attnres"), {bad: 2}, "x")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from typer.main import get_command
 
 import satlens
 from satlens.cli import app, main
-from satlens.data import corpora
+from satlens.data.sources import embedded
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -118,8 +118,8 @@ def test_every_relative_link_and_anchor_leads_somewhere(page):
 @pytest.fixture
 def small_corpus(monkeypatch, tmp_path):
     """The embedded corpus cut to short documents, in an empty folder."""
-    whole = [document._replace(text=document.text[:600]) for document in corpora._read_embedded()]
-    monkeypatch.setattr(corpora, "_read_embedded", lambda: iter(whole))
+    whole = [document._replace(text=document.text[:600]) for document in embedded.read_embedded()]
+    monkeypatch.setattr(embedded, "read_embedded", lambda: iter(whole))
     monkeypatch.chdir(tmp_path)
 
 

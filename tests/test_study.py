@@ -133,6 +133,14 @@ def test_bad_recipes_name_file_and_field(tmp_path):
         ("name: a\ntitle: b\narms: {x: {variant: t}}\nseeds: 0\n", "seeds: must be positive"),
         ("name: a\ntitle: b\narms: {x: {variant: t, seeds: 0}}\n", r"arms\.x\.seeds: must be pos"),
         ("name: a\ntitle: b\n", "arms: a study needs at least one"),
+        ("name: a\ntitle: b\nseeds: []\narms: {x: {variant: t}}\n", "seeds: some, each once"),
+        ("name: a\ntitle: b\nseeds: [1, 1]\narms: {x: {variant: t}}\n", r"got \[1, 1\]"),
+        ("name: a\ntitle: b\ntokenizer_sample: 2\narms: {x: {variant: t}}\n", "tokenizer_sample"),
+        (
+            "name: a\ntitle: b\nmilestones: [0.5]\ntrain: {milestones: [9]}\n"
+            "arms: {x: {variant: t}}\n",
+            "milestones: give shares here or tokens in train.milestones",
+        ),
         ("name: a\ntitle: b\ncontrasts: [[x, y]]\n", "contrasts: no arm 'x'"),
         ("name: [", "bad.yaml"),
         ("- a\n", "expected a mapping"),

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from satlens.analysis.result import Result
-from satlens.config import HyperStream, ModelConfig, TrainConfig
+from satlens.config import ModelConfig, TrainConfig
 from satlens.errors import AnalysisError, ConfigError
 from satlens.models.decoder import Decoder
-from satlens.models.initialise import family
 from satlens.models.presets import config_for
 from satlens.provenance import provenance
 from satlens.training.allocator import keep_freed_memory
 from satlens.training.evaluation import autocast
+from satlens.training.flops import flops_per_token
 from satlens.training.optimiser import clip_gradients, make_optimiser
 from satlens.training.step import MicroBatch, forward_backward
 
@@ -71,7 +71,8 @@ def bench(
     Statistics: ``speed_ratio`` (tokens a second over the reference's) with its quartiles as
     ends, in processor time on one thread and wall time on several; ``wall_ratio``, always wall
     time; ``tokens_per_second``; ``peak_fraction``, of the best square matrix product of the same
-    precision in the same run (see :func:`flops_per_token`); ``saved_mb`` and ``memory_ratio``,
+    precision in the same run (see
+    :func:`satlens.training.flops.flops_per_token`); ``saved_mb`` and ``memory_ratio``,
     activations kept for the backward pass (:func:`saved_bytes`); ``capture_ratio``, a forward
     pass that hands all gates and routes to hooks over a bare one.
 
@@ -117,34 +118,6 @@ def training_speed(model_cfg: ModelConfig, train_cfg: TrainConfig, steps: int = 
     return arm.tokens * train_cfg.grad_accum / float(np.median(taken))
 
 
-def flops_per_token(model: Decoder, n_ctx: int) -> float:
-    """Floating-point operations of training on one token: 6 N_matmul + 6 L H E T.
-
-    N_matmul counts what a matrix product multiplies with: the weights of attention, MLP, gates and
-    unembedding, the two layers of MUDDFormer's depth weights, and hyper-connections' dynamic
-    weights once a stream; 2 operations a weight forward and 4 backward. Attention has two products
-    with, on average, T / 2 visible keys (the causal half): 2 * 2 * H E * T / 2 forward, three times
-    that in all.
-
-    Left out is what is no matrix product: the embedding's look-up, norms, softmax, activations, and
-    all mixing over depth (weighted sums of sources, the route queries' dot products). Streams that
-    mix much work more than this says.
-    """
-    cfg = model.cfg
-    matrices = sum(_multiplied(name, p, cfg) for name, p in model.named_parameters())
-    return 6.0 * matrices + 6.0 * cfg.n_layers * cfg.n_heads * cfg.d_head * n_ctx
-
-
-def _multiplied(name: str, parameter: Tensor, cfg: ModelConfig) -> int:
-    """Multiplications that a parameter takes part in for a token, in matrix products."""
-    if isinstance(cfg.stream, HyperStream) and name.endswith(("dynamic_alpha", "dynamic_beta")):
-        return cfg.stream.n_streams * parameter.numel()
-    unembeds = name == ("embed.weight" if cfg.tied_embeddings else "unembed.weight")
-    weight = parameter.ndim == 2 and family(name) in ("matrices", "gates")
-    of_routes = name.endswith(("_read.w1.weight", "_read.w2.weight"))
-    return parameter.numel() if unembeds or weight or of_routes else 0
-
-
 def saved_bytes(model: Decoder, run: Callable[[], Any]) -> int:
     """Bytes that ``run`` keeps for the backward pass: unique storages, parameters left out.
 
@@ -177,6 +150,7 @@ class Arm:
     def __init__(self, model_cfg: ModelConfig, train_cfg: TrainConfig) -> None:
         self.model = Decoder(model_cfg, seed=0)
         self.cfg = train_cfg
+        self.parameters = list(self.model.parameters())
         self.optimiser = make_optimiser(self.model, train_cfg)
         generator = torch.Generator().manual_seed(0)
         shape = (train_cfg.batch_size, model_cfg.n_ctx + 1)
@@ -188,7 +162,7 @@ class Arm:
     def step(self) -> None:
         """One optimiser step of the trainer."""
         forward_backward(self.model, [self.batch] * self.cfg.grad_accum, self.cfg.precision)
-        clip_gradients(self.model, self.cfg.clip)
+        clip_gradients(self.parameters, self.cfg.clip)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
@@ -334,7 +308,7 @@ def _row(
         **_quartiles("speed_ratio", base[:, clock], mine["step"][:, clock]),
         **_quartiles("wall_ratio", base[:, 1], mine["step"][:, 1]),
         "tokens_per_second": speed,
-        "peak_fraction": speed * flops_per_token(arm.model, arm.model.cfg.n_ctx) / peak,
+        "peak_fraction": speed * flops_per_token(arm.model.cfg) / peak,
         "saved_mb": saved / 1e6,
         "memory_ratio": saved / saved_base,
         **_quartiles("capture_ratio", capturing, bare),

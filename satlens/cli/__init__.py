@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 # Importing a module registers its commands, in the order of the help page.
-from satlens.cli import analyses, checkpoints, evaluation, generate, models, studies, tokens  # noqa: F401
+from satlens.cli import (  # noqa: F401
+    analyses,
+    checkpoints,
+    config,
+    data,
+    evaluation,
+    generate,
+    models,
+    studies,
+    tokens,
+    training,
+)
 from satlens.cli.options import app, n_processes
 from satlens.errors import SatlensError
 
@@ -34,11 +45,17 @@ def _options(
 
 def main() -> None:
     """Entry point: errors that a user can act on are one line and a non-zero exit."""
-    command = _shared if n_processes() > 1 else app
     if "--debug" in sys.argv:
-        command()
+        _run()
         return
-    _guarded(command)
+    _guarded(_run)
+
+
+def _run() -> None:
+    if n_processes() > 1:
+        _shared()
+    else:
+        app()
 
 
 def _shared() -> None:
@@ -65,5 +82,16 @@ def _guarded(command: Callable[[], Any]) -> None:
 
 
 def _stop(message: str) -> None:
-    print(f"satlens: error: {' '.join(message.split())}", file=sys.stderr)
+    line = f"satlens: error: {' '.join(message.split())}"
+    if _speaks_first(line):
+        print(line, file=sys.stderr, flush=True)
     sys.exit(1)
+
+
+def _speaks_first(line: str) -> bool:
+    """Whether no other process of torchrun has printed the line already."""
+    if n_processes() == 1:
+        return True
+    from satlens.processes import first_to_say
+
+    return first_to_say(line)

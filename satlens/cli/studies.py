@@ -66,8 +66,8 @@ def reproduce(
         device=device,
         workers=n_workers,
     )
-    if seeds is not None and plan.seeds > seeds:
-        print(f"{root}: its plan has {plan.seeds} seeds already", file=sys.stderr)
+    if seeds is not None and (planned := len(plan.seed_numbers)) > seeds:
+        print(f"{root}: its plan has {planned} seeds already", file=sys.stderr)
     if arch and (more := [arm for arm in plan.arms if arm not in arch and "all" not in arch]):
         print(f"{root}: its plan has further arms already: {', '.join(more)}", file=sys.stderr)
     if snakefile:

@@ -32,6 +32,14 @@ class TrainBatch(NamedTuple):
     -1 is padding. Equal ids within a row: the same document."""
 
 
+class _Chunks(NamedTuple):
+    """The chunks of an epoch in the order of its rows."""
+
+    order: np.ndarray
+    short: int
+    """Row of the stream's last chunk, the one that is padded."""
+
+
 class TrainBatches:
     """Random access to the training batches of a split.
 
@@ -56,6 +64,7 @@ class TrainBatches:
         self._starts = np.concatenate([[0], split.ends[:-1]])
         self._lengths = split.ends - self._starts
         self._epoch = -1
+        self._permuted: dict[int, _Chunks] = {}
 
     @property
     def targets_per_epoch(self) -> int:
@@ -67,15 +76,26 @@ class TrainBatches:
         """Rows in an epoch."""
         return -(-self.targets_per_epoch // self.n_ctx)
 
-    def batch(self, step: int) -> TrainBatch:
-        """Micro-batch number ``step``, counted from 0 over all epochs."""
-        rows = [self._row(step * self.batch_size + k) for k in range(self.batch_size)]
+    def batch(self, number: int) -> TrainBatch:
+        """Micro-batch number ``number``, counted from 0 over all epochs."""
+        rows = [self._row(number * self.batch_size + k) for k in range(self.batch_size)]
         return TrainBatch(*(torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True)))
+
+    def scored(self, number: int) -> int:
+        """Targets of micro-batch ``number`` that are scored, without reading its rows."""
+        first, size = number * self.batch_size, self.chunks_per_epoch
+        rows = range(first, first + self.batch_size)
+        padding = size * self.n_ctx - self.targets_per_epoch
+        short = (
+            epoch * size + self._chunks_of(epoch).short
+            for epoch in range(rows[0] // size, rows[-1] // size + 1)
+        )
+        return self.batch_size * self.n_ctx - padding * sum(row in rows for row in short)
 
     def _row(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         epoch, position = divmod(number, self.chunks_per_epoch)
         self._enter(epoch)
-        start = int(self._chunks[position]) * self.n_ctx
+        start = int(self._chunks_of(epoch).order[position]) * self.n_ctx
         tokens, documents = self._stream(start, start + self.n_ctx + 1)
         n = len(tokens) - 1
         inputs = np.full(self.n_ctx, self.split.end_id, dtype=np.int64)
@@ -85,16 +105,23 @@ class TrainBatches:
         return inputs, targets, owners
 
     def _enter(self, epoch: int) -> None:
-        """Draw the two permutations of an epoch (kept until another epoch is asked for)."""
+        """Draw the documents' permutation of an epoch (kept until another epoch is asked for)."""
         if epoch == self._epoch:
             return
         order = np.random.default_rng([self.seed, epoch, _DOCUMENTS])
         self._order = order.permutation(self.split.n_documents)
         # Ends in the stream, where each document carries its end token and one stands in front.
         self._ends = np.cumsum(self._lengths[self._order] + 1) + 1
-        chunks = np.random.default_rng([self.seed, epoch, _CHUNKS])
-        self._chunks = chunks.permutation(self.chunks_per_epoch)
         self._epoch = epoch
+
+    def _chunks_of(self, epoch: int) -> _Chunks:
+        """The chunks' permutation of an epoch; two are kept, since a step may touch two epochs."""
+        if epoch not in self._permuted:
+            generator = np.random.default_rng([self.seed, epoch, _CHUNKS])
+            order = generator.permutation(self.chunks_per_epoch)
+            newest = dict(list(self._permuted.items())[-1:])
+            self._permuted = newest | {epoch: _Chunks(order, int(order.argmax()))}
+        return self._permuted[epoch]
 
     def _stream(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [start, stop) of the epoch's stream and the document of each."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
-import re
 import zlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from satlens.data.corpora import SPLITS, Document
-from satlens.data.shards import Shard, file_sha256, read_shard
+from satlens.data.corpora import LARGE_CORPUS, SPLITS, Document
+from satlens.data.manifest import MANIFEST_FILE, ShardFiles, read_manifest, shard_files
+from satlens.data.shards import JoinedTokens, Shard, file_sha256, join_shards, read_shard
 from satlens.data.tokenizers import (
     TOKENIZER_FILE,
     end_id,
@@ -24,23 +24,6 @@ from satlens.data.tokenizers import (
     special_ids,
 )
 from satlens.errors import DataError
-
-FORMAT = "satlens-data"
-VERSION = 1
-MANIFEST_FILE = "manifest.json"
-
-_FIELDS: dict[str, type] = {
-    "format": str,
-    "version": int,
-    "source": dict,
-    "tokenizer": str,
-    "vocab_size": int,
-    "splits": dict,
-    "files": dict,
-    "sha256": str,
-    "checksum": str,
-}
-_COUNTS = {"n_documents", "n_tokens", "text_sha256"}
 
 
 class DocumentTokens(NamedTuple):
@@ -55,11 +38,18 @@ class DocumentTokens(NamedTuple):
 
 
 class Split:
-    """One split of a prepared corpus. Texts are read when first asked for."""
+    """One split of a prepared corpus. Texts are read when first asked for.
 
-    def __init__(self, name: str, shard: Shard, texts: Path, end_id: int) -> None:
+    Args:
+        name: train, val, pool or test.
+        shard: its tokens and document ends, those of several shards joined.
+        texts: files that hold the texts of the documents, in order; none where they are not kept.
+        end_id: token that ends a document in the packed training stream.
+    """
+
+    def __init__(self, name: str, shard: Shard, texts: Sequence[Path], end_id: int) -> None:
         self.name = name
-        self.tokens = shard.tokens
+        self.tokens: np.ndarray | JoinedTokens = shard.tokens
         """All tokens (n_tokens,), documents one after another, mapped read-only."""
         self.ends = shard.ends
         """Cumulative end of each document (n_documents,), int64."""
@@ -77,11 +67,20 @@ class Split:
 
     @cached_property
     def documents(self) -> list[DocumentTokens]:
-        """The documents in order, with their texts."""
-        records = _read_texts(self._texts)
+        """The documents in order, with their texts.
+
+        Raises:
+            DataError: damaged texts, or texts that were not kept.
+        """
+        if not self._texts:
+            raise DataError(
+                f"split {self.name!r}: its texts are not kept in corpora of more than "
+                f"{LARGE_CORPUS:,} documents; use another split"
+            )
+        records = [record for file in self._texts for record in _read_texts(file)]
         if len(records) != self.n_documents:
             raise DataError(
-                f"{self._texts}: {len(records)} documents, its shard has {self.n_documents}"
+                f"{self._texts[0]}: {len(records)} documents, its shard has {self.n_documents}"
             )
         starts = np.concatenate([[0], self.ends[:-1]])
         return [
@@ -93,7 +92,9 @@ class Split:
 class PreparedDataset:
     """A prepared corpus: its tokenizer and its splits. Make one with :meth:`open`."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, *, verify: bool = True
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.tokenizer = tokenizer
@@ -104,6 +105,7 @@ class PreparedDataset:
         self.vocab_size: int = manifest["vocab_size"]
         self.special_ids = special_ids(tokenizer)
         self._splits: dict[str, Split] = {}
+        self._verify = verify
 
     def __repr__(self) -> str:
         counts = self.manifest["splits"]
@@ -114,41 +116,56 @@ class PreparedDataset:
         )
 
     @classmethod
-    def open(cls, path: str | Path) -> PreparedDataset:
+    def open(cls, path: str | Path, verify: bool = True) -> PreparedDataset:
         """Open a folder and check every file against the manifest.
+
+        Args:
+            path: the folder.
+            verify: False leaves out what takes reading the whole of every file (digests and token
+                ids): for the other processes of a run, after one of them has checked.
 
         Raises:
             DataError: missing, damaged, unsafe or newer content, naming file and field.
         """
         path = Path(path)
-        manifest = _read_manifest(path / MANIFEST_FILE)
-        for name, digest in manifest["files"].items():
+        manifest = read_manifest(path / MANIFEST_FILE)
+        for name, digest in manifest["files"].items() if verify else ():
             if file_sha256(path / name) != digest:
                 raise DataError(f"{path / name}: sha256: differs from {MANIFEST_FILE}, damaged")
         tokenizer = load_tokenizer(path / TOKENIZER_FILE)
         if fingerprint(tokenizer) != manifest["tokenizer"]:
             raise DataError(f"{path / TOKENIZER_FILE}: fingerprint: differs from {MANIFEST_FILE}")
-        return cls(path, manifest, tokenizer)
+        return cls(path, manifest, tokenizer, verify=verify)
 
     def split(self, name: str) -> Split:
         """One of the splits train, val, pool, test.
 
         Raises:
-            DataError: no such split, or its shard is damaged.
+            DataError: no such split, or a shard of it is damaged.
         """
         if name not in SPLITS:
             raise DataError(f"{self.path}: no split {name!r} (known: {', '.join(SPLITS)})")
         if name not in self._splits:
-            file = self.path / f"{name}.bin"
-            shard = read_shard(file, vocab_size=self.vocab_size, fingerprint=self.fingerprint)
-            counts = self.manifest["splits"][name]
-            found = {"n_documents": len(shard.ends), "n_tokens": len(shard.tokens)}
-            for key, value in found.items():
-                if counts[key] != value:
-                    raise DataError(f"{file}: {key}: {value}, {MANIFEST_FILE} says {counts[key]}")
-            texts = self.path / f"{name}.jsonl.gz"
+            files = shard_files(self.manifest, name)
+            shard = join_shards([self._read(each) for each in files])
+            texts = [self.path / each.texts for each in files if each.texts is not None]
             self._splits[name] = Split(name, shard, texts, end_id(self.tokenizer))
         return self._splits[name]
+
+    def _read(self, files: ShardFiles) -> Shard:
+        file = self.path / files.tokens
+        shard = read_shard(
+            file,
+            vocab_size=self.vocab_size,
+            fingerprint=self.fingerprint,
+            verify=self._verify,
+        )
+        found = {"n_documents": len(shard.ends), "n_tokens": len(shard.tokens)}
+        for key, value in found.items():
+            said = getattr(files, key)
+            if said != value:
+                raise DataError(f"{file}: {key}: {value}, {MANIFEST_FILE} says {said}")
+        return shard
 
 
 def is_prepared(path: str | Path) -> bool:
@@ -156,78 +173,10 @@ def is_prepared(path: str | Path) -> bool:
     return (Path(path) / MANIFEST_FILE).is_file()
 
 
-# -- what the manifest promises ------------------------------------------------------------------
-
-
-def data_sha256(made_by: str, splits: dict[str, Any], files: dict[str, str]) -> str:
-    """The identity of prepared data: its tokenizer, the tokens and the texts of every split.
-
-    Texts count uncompressed, so that it does not depend on the compression library.
-    """
-    tokens = {name: files[f"{name}.bin"] for name in SPLITS}
-    texts = {name: splits[name]["text_sha256"] for name in SPLITS}
-    return _digest({"tokenizer": made_by, "tokens": tokens, "texts": texts})
-
-
-def checksum_of(manifest: dict[str, Any]) -> str:
-    """Digest of everything in a manifest but the digest itself."""
-    return _digest({key: value for key, value in manifest.items() if key != "checksum"})
-
-
 def text_line(document: Document) -> bytes:
-    """A document as one line of ``{split}.jsonl.gz``."""
+    """A document as one line of a file of texts."""
     record = {"id": document.id, "cluster": document.cluster, "text": document.text}
     return json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
-
-
-def _digest(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
-
-
-def _read_manifest(file: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: not JSON ({error})") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{file}: format: not a manifest of prepared data ({FORMAT!r} expected)")
-    version = manifest.get("version")
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
-        advice = "; a newer satlens wrote it" if newer else ""
-        raise DataError(f"{file}: version: {version!r}, this satlens reads {VERSION}{advice}")
-    for field, kind in _FIELDS.items():
-        if not isinstance(manifest.get(field), kind):
-            raise DataError(f"{file}: {field}: missing or not of type {kind.__name__}")
-    _check_files(file, manifest["files"])
-    if manifest["checksum"] != checksum_of(manifest):
-        raise DataError(f"{file}: checksum: the manifest was changed or damaged")
-    for name in SPLITS:
-        counts = manifest["splits"].get(name)
-        if not isinstance(counts, dict) or not counts.keys() >= _COUNTS:
-            raise DataError(
-                f"{file}: splits.{name}: missing or without {', '.join(sorted(_COUNTS))}"
-            )
-    identity = data_sha256(manifest["tokenizer"], manifest["splits"], manifest["files"])
-    if manifest["sha256"] != identity:
-        raise DataError(f"{file}: sha256: does not follow from splits and files")
-    return manifest
-
-
-def _check_files(file: Path, files: dict[str, Any]) -> None:
-    """Only plain names inside the folder, each with a digest, and none missing."""
-    for name, digest in files.items():
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
-            raise DataError(f"{file}: files: unsafe path {name!r}, a plain file name is expected")
-        if not isinstance(digest, str):
-            raise DataError(f"{file}: files.{name}: not a digest")
-    expected = [TOKENIZER_FILE, *(f"{s}{end}" for s in SPLITS for end in (".bin", ".jsonl.gz"))]
-    for name in expected:
-        if name not in files:
-            raise DataError(f"{file}: files: {name} is missing")
 
 
 def _read_texts(file: Path) -> list[Document]:

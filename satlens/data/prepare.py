@@ -2,260 +2,164 @@
 
 The result is a folder that :class:`satlens.data.dataset.PreparedDataset` opens:
 
-    manifest.json           counts, SHA-256 of each file, source
+    manifest.json           counts, SHA-256 of each file, source, options
     tokenizer.json
-    {split}.bin             tokens (see satlens.data.shards), split in train, val, pool, test
-    {split}.jsonl.gz        id, cluster and text of the same documents in the same order
+    {split}-00000.bin       tokens (see satlens.data.shards), split in train, val, pool, test
+    {split}-00000.jsonl.gz  id, cluster and text of the same documents in the same order
 
-It is written under a temporary name beside its place and renamed when complete.
+The corpus is read twice, piece by piece: once to check and to count it, and once to tokenise it.
+Whatever is done lies in a hidden folder beside the result (see satlens.data.partial), from which
+an interrupted preparation goes on; the result appears complete or not at all.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
-import os
-import secrets
-import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
-from satlens.data.corpora import SPLITS, Document, corpus_info, read_corpus, split_of
-from satlens.data.dataset import (
-    FORMAT,
-    MANIFEST_FILE,
-    VERSION,
-    PreparedDataset,
-    checksum_of,
-    data_sha256,
-    text_line,
-)
-from satlens.data.shards import ShardWriter, file_sha256
-from satlens.data.tokenizers import (
-    TOKENIZER_FILE,
-    backend,
-    encode,
-    end_id,
-    fingerprint,
-    load_tokenizer,
-    train_bpe,
-)
-from satlens.data.tokenizers import vocab_size as size_of
+from satlens import __version__
+from satlens.data.dataset import PreparedDataset
+from satlens.data.jobs import Progress, Workers
+from satlens.data.manifest import VERSION, says_prepared
+from satlens.data.partial import Partial, partial
+from satlens.data.pieces import UnfinishedError
+from satlens.data.sources import Source, open_source
+from satlens.data.stages import Preparation
+from satlens.data.tokenizers import backend, end_id, fingerprint, load_tokenizer, train_bpe
 from satlens.errors import DataError
 
-Progress = Callable[[str, int, int], None]
-"""Called with (stage, documents done, documents in all)."""
-
-_BATCH_CHARACTERS = 1_000_000
+SHARD_TOKENS = 100_000_000
 
 
 def prepare(
-    source: str | Path,
+    source: str | Path | Source,
     out_dir: str | Path,
     *,
     vocab_size: int = 2048,
     tokenizer: Tokenizer | str | Path | None = None,
+    tokenizer_sample: float = 1.0,
     text_field: str = "text",
     id_field: str = "id",
     cluster_field: str = "cluster",
     separator: str | None = None,
+    workers: int = 1,
+    shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
     progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> PreparedDataset:
     """Tokenise a corpus into a folder of checked shards; deterministic to the byte.
 
+    Stopped at any moment (killed, interrupted, a full disk), the same call goes on from the parts
+    that are done and ends with the same bytes. Texts of the train split are kept in corpora of at
+    most 50,000 documents.
+
     Args:
         source: see :func:`satlens.data.corpora.read_corpus`, as are ``text_field``,
-            ``id_field``, ``cluster_field`` and ``separator``.
+            ``id_field``, ``cluster_field`` and ``separator``; or an open source.
         out_dir: folder to create. It appears complete or not at all.
         vocab_size: tokens of the byte-level BPE trained on the train split.
         tokenizer: use this one (or the one at this path) and train none.
+        tokenizer_sample: share of the train split's documents, chosen by a hash of their ids, that
+            the tokenizer is trained on.
+        workers: processes. The result does not depend on it. 1 works in this process, where the
+            tokenizer uses every core but nothing else does. More are started anew, so that a
+            script must call this below ``if __name__ == "__main__":``.
+        shard_tokens: most tokens of a shard (a longer document is a shard alone).
         overwrite: replace an existing folder; else that is an error.
-        progress: called with (stage, documents done, documents in all).
+        progress: called with (stage, units done, units in all); stages are ``read`` (pieces),
+            ``tokenizer`` and ``tokenise`` (documents), ``write`` (shards).
+        note: called with a line for the user: what an interrupted preparation left, and whether it
+            is used.
 
     Raises:
-        DataError: bad input, a repeated id, a split left without documents, or a folder that
-            exists or cannot be written.
+        DataError: bad input, an option out of its range, a repeated id, a split left without
+            documents, or a folder that exists, cannot be written or is being written by another
+            process.
     """
-    out_dir = Path(out_dir)
-    if not overwrite and out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
-        raise DataError(f"{out_dir}: exists already; remove it or choose another folder")
+    out = Path(out_dir)
+    name = str(source) if isinstance(source, str | Path) else source.info["name"]
+    _check_options(vocab_size, tokenizer, tokenizer_sample, workers, shard_tokens)
     report = progress or (lambda stage, done, total: None)
+    taken = _is_taken(out, overwrite, name)
+    given = None if tokenizer is None else _given(tokenizer)
+    fields = {
+        "text_field": text_field,
+        "id_field": id_field,
+        "cluster_field": cluster_field,
+        "separator": separator,
+    }
 
-    def documents() -> Iterator[Document]:
-        return read_corpus(
-            source,
-            text_field=text_field,
-            id_field=id_field,
-            cluster_field=cluster_field,
-            separator=separator,
-        )
+    def opened() -> Source:
+        if isinstance(source, str | Path):
+            return open_source(source, **fields, tokenizer=given)
+        return source
 
-    counts = _count(source, documents(), report)
-    total = counts.total()
-    if tokenizer is None:
-        texts = _train_texts(documents(), total, report)
-        made = train_bpe(texts, vocab_size)
-    elif isinstance(tokenizer, str | Path):
-        made = load_tokenizer(tokenizer)
-    else:
-        made = backend(tokenizer)
-    end_id(made)  # a tokenizer without a separator cannot be packed: say so before writing
-
-    temporary = out_dir.parent / f".{out_dir.name}.tmp-{secrets.token_hex(6)}"
-    try:
-        temporary.mkdir(parents=True)
-        try:
-            _write(temporary, documents(), total, made, corpus_info(source), report)
-            _publish(temporary, out_dir, overwrite)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise DataError(f"{out_dir}: cannot be written ({error.strerror or error})") from None
-    return PreparedDataset.open(out_dir)
-
-
-def _count(source: str | Path, documents: Iterator[Document], report: Progress) -> Counter[str]:
-    """Documents by split; reads (and so checks) the whole corpus once."""
-    seen: set[str] = set()
-    for document in documents:
-        if document.id in seen:
-            raise DataError(f"{source}: field 'id': {document.id!r} occurs twice")
-        seen.add(document.id)
-    counts = Counter(split_of(doc_id, len(seen)) for doc_id in seen)
-    for name in SPLITS:
-        if not counts[name]:
-            raise DataError(
-                f"{source}: split {name!r} is empty: {len(seen)} documents are too few "
-                "(30 usually suffice; a separator line can cut one text into documents)"
-            )
-    report("read", len(seen), len(seen))
-    return counts
+    corpus = opened()
+    options = {
+        "satlens": __version__,
+        "vocab_size": None if given else vocab_size,
+        "tokenizer_sample": None if given else tokenizer_sample,
+        "shard_tokens": shard_tokens,
+        **(fields if isinstance(source, str | Path) else {}),
+    }
+    key = {
+        **options,
+        "source": corpus.identity,
+        "tokenizer": None if given is None else fingerprint(given),
+        "format": VERSION,
+    }
+    with partial(out) as parts:
+        if not parts.is_finished(key):
+            if taken:
+                kind = UnfinishedError if parts.has_begun() else DataError
+                raise kind(_TAKEN.format(out))
+            parts.begin(key, note or (lambda line: None))
+            with Workers(workers, corpus, parts.alive) as pool:
+                made = Preparation(name, corpus, parts, pool, report).run(given, options)
+            if Path(name).exists() and opened().identity != corpus.identity:
+                raise DataError(f"{name}: changed while it was read")
+            parts.publish(key, made, overwrite)
+    return PreparedDataset.open(out, verify=False)
 
 
-def _train_texts(documents: Iterator[Document], total: int, report: Progress) -> Iterator[str]:
-    for done, document in enumerate(documents, start=1):
-        if split_of(document.id, total) == "train":
-            yield document.text
-        report("tokenizer", done, total)
+_TAKEN = "{}: exists already; remove it or choose another folder"
 
 
-def _write(
-    folder: Path,
-    documents: Iterator[Document],
-    total: int,
-    tokenizer: Tokenizer,
-    source: dict[str, str],
-    report: Progress,
+def _is_taken(out: Path, overwrite: bool, source: str) -> bool:
+    """Whether something stands in the way that a half-finished move does not explain."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not out.is_dir() or (not overwrite and not Partial(out).folder.is_dir()):
+        raise DataError(_TAKEN.format(out))
+    if not overwrite:
+        return True
+    read = Path(source).resolve()
+    if out.resolve() in (read, *read.parents):
+        raise DataError(f"{out}: holds the source {source}, so it is not replaced")
+    if not says_prepared(out):
+        raise DataError(f"{out}: is not prepared data, so it is not replaced; remove it yourself")
+    return False
+
+
+def _check_options(
+    vocab_size: int, tokenizer: object, sample: float, workers: int, shard_tokens: int
 ) -> None:
-    """Write every file of a prepared folder, the manifest last."""
-    tokenizer.save(str(folder / TOKENIZER_FILE))
-    made_by = fingerprint(tokenizer)
-    n_vocab = size_of(tokenizer)
-    characters: Counter[str] = Counter()
-    digests = {name: hashlib.sha256() for name in SPLITS}
-    done = 0
-    with ExitStack() as stack:
-        shards = {
-            name: stack.enter_context(
-                ShardWriter(folder / f"{name}.bin", vocab_size=n_vocab, fingerprint=made_by)
-            )
-            for name in SPLITS
-        }
-        texts = {
-            # No file name and no time in the header: the same corpus gives the same bytes.
-            name: stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0))
-            for name in SPLITS
-            for raw in [stack.enter_context((folder / f"{name}.jsonl.gz").open("wb"))]
-        }
-        for batch in _batches(documents):
-            for document, tokens in zip(
-                batch, encode(tokenizer, [d.text for d in batch]), strict=True
-            ):
-                name = split_of(document.id, total)
-                shards[name].add(tokens, document.id)
-                line = text_line(document)
-                texts[name].write(line)
-                digests[name].update(line)
-                characters[name] += len(document.text)
-            done += len(batch)
-            report("tokenise", done, total)
-    if done != total:
-        raise DataError(f"{source['name']}: changed while it was read ({total}, then {done})")
-    splits = {
-        name: {
-            "n_documents": shard.info.n_documents,
-            "n_tokens": shard.info.n_tokens,
-            "n_characters": characters[name],
-            "text_sha256": digests[name].hexdigest(),
-        }
-        for name, shard in shards.items()
-    }
-    manifest = _manifest(folder, splits, source, made_by, n_vocab)
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
+    for name, value in (("workers", workers), ("shard_tokens", shard_tokens)):
+        if value < 1:
+            raise DataError(f"{name}: must be positive, got {value}")
+    if not 0 < sample <= 1:
+        raise DataError(f"tokenizer_sample: must lie in (0, 1], got {sample}")
+    if tokenizer is None:
+        train_bpe((), vocab_size)  # refuses an impossible size before the corpus is read
+    elif sample != 1:
+        raise DataError("tokenizer_sample: given with a tokenizer, which is not trained")
 
 
-def _manifest(
-    folder: Path,
-    splits: dict[str, dict[str, Any]],
-    source: dict[str, str],
-    made_by: str,
-    n_vocab: int,
-) -> dict[str, Any]:
-    files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-    manifest: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "source": source,
-        "tokenizer": made_by,
-        "vocab_size": n_vocab,
-        "splits": splits,
-        "files": files,
-        "sha256": data_sha256(made_by, splits, files),
-    }
-    manifest["checksum"] = checksum_of(manifest)
-    return manifest
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Group documents into batches of about a million characters."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _publish(temporary: Path, out_dir: Path, overwrite: bool) -> None:
-    """Rename a complete folder into place; what is there is replaced if told so."""
-    retired = None
-    if overwrite and out_dir.is_dir() and any(out_dir.iterdir()):
-        retired = out_dir.parent / f".{out_dir.name}.old-{secrets.token_hex(6)}"
-        os.rename(out_dir, retired)
-    os.rename(temporary, out_dir)  # fails if another writer was faster
-    _sync(out_dir.parent)
-    if retired is not None:
-        shutil.rmtree(retired)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _given(tokenizer: Tokenizer | str | Path) -> Tokenizer:
+    is_path = isinstance(tokenizer, str | Path)
+    made = load_tokenizer(tokenizer) if is_path else backend(tokenizer)
+    end_id(made)  # a tokenizer without a separator cannot be packed: say so before the work
+    return made

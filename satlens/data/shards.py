@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,22 +39,85 @@ class ShardInfo(NamedTuple):
 class Shard(NamedTuple):
     """A shard that passed every check."""
 
-    tokens: np.ndarray
+    tokens: np.ndarray | JoinedTokens
     """All tokens, one after another (n_tokens,), mapped read-only."""
     ends: np.ndarray
     """Cumulative end of each document (n_documents,), int64, strictly increasing."""
 
 
+def join_shards(shards: Sequence[Shard]) -> Shard:
+    """The documents of several shards as those of one; nothing is read or copied but the index."""
+    if len(shards) == 1:
+        return shards[0]
+    sizes = [len(shard.tokens) for shard in shards]
+    starts = np.cumsum([0, *sizes[:-1]])
+    ends = np.concatenate([s.ends + start for s, start in zip(shards, starts, strict=True)])
+    return Shard(JoinedTokens([np.asarray(shard.tokens) for shard in shards]), ends)
+
+
+class JoinedTokens(Sequence[Any]):
+    """The tokens of several shards (n,) as one read-only array: ``len``, indices and slices.
+
+    A slice within a shard is a view of the mapped file, one across shards a copy.
+    """
+
+    ndim = 1
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self._parts = list(parts)
+        self._ends = np.cumsum([len(part) for part in parts])
+        self.dtype = np.result_type(*parts)
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (len(self),)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            place = range(len(self))[index]
+            number = int(np.searchsorted(self._ends, place, side="right"))
+            return self._parts[number][place - self._begin(number)]
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            return np.asarray(self)[index]
+        return self._between(start, max(start, stop))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All tokens in memory."""
+        return np.concatenate(self._parts, dtype=dtype or self.dtype)
+
+    def _between(self, start: int, stop: int) -> np.ndarray:
+        first = min(int(np.searchsorted(self._ends, start, side="right")), len(self._parts) - 1)
+        found = []
+        for number in range(first, len(self._parts)):
+            begin = self._begin(number)
+            found.append(self._parts[number][max(start - begin, 0) : max(stop - begin, 0)])
+            if stop <= self._ends[number]:
+                break
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _begin(self, number: int) -> int:
+        return int(self._ends[number - 1]) if number else 0
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Type of a token on disk: uint16 where the vocabulary allows, else uint32."""
+    return _DTYPES[2 if vocab_size <= 1 << 16 else 4]
+
+
 class ShardWriter:
-    """Writes a shard document by document; a context manager. ``info`` is set on a clean exit."""
+    """Writes a shard; a context manager. ``info`` is set on a clean exit."""
 
     def __init__(self, path: str | Path, *, vocab_size: int, fingerprint: str) -> None:
         self.path = Path(path)
         self.vocab_size = vocab_size
         self.info: ShardInfo
-        self._fingerprint = bytes.fromhex(fingerprint)
-        self._dtype = _DTYPES[2 if vocab_size <= 1 << 16 else 4]
-        self._ends: list[int] = []
+        self._fingerprint = fingerprint
+        self._dtype = token_dtype(vocab_size)
+        self._ends: list[np.ndarray] = []
         self._n_tokens = 0
 
     def __enter__(self) -> ShardWriter:
@@ -67,12 +131,23 @@ class ShardWriter:
         Raises:
             DataError: no tokens, or an id outside the vocabulary.
         """
-        if len(tokens) == 0:
-            raise DataError(f"{self.path.name}: document {name!r}: no tokens")
-        check_vocabulary(tokens, self.vocab_size, f"{self.path.name}: document {name!r}")
-        self._stream.write(tokens.astype(self._dtype).tobytes())
-        self._n_tokens += len(tokens)
-        self._ends.append(self._n_tokens)
+        check_document(tokens, self.vocab_size, f"{self.path.name}: document {name!r}")
+        self.extend([tokens], np.array([len(tokens)]))
+
+    def extend(self, tokens: Iterable[np.ndarray], lengths: np.ndarray) -> None:
+        """Append documents that :func:`check_document` has passed.
+
+        Args:
+            tokens: their tokens in blocks of any size, one document after another.
+            lengths: tokens of each document.
+        """
+        before = self._n_tokens
+        for block in tokens:
+            self._stream.write(np.ascontiguousarray(block, self._dtype).data)
+            self._n_tokens += len(block)
+        if self._n_tokens - before != int(lengths.sum()):
+            raise DataError(f"{self.path.name}: tokens and lengths of documents disagree")
+        self._ends.append(before + np.cumsum(lengths, dtype=np.int64))
 
     def __exit__(
         self,
@@ -83,19 +158,37 @@ class ShardWriter:
         with self._stream as stream:
             if kind is not None:
                 return
-            stream.write(np.array(self._ends, dtype="<u8").tobytes())
-            size, n_documents = self._dtype.itemsize, len(self._ends)
+            ends = np.concatenate([np.empty(0, np.int64), *self._ends])
+            stream.write(ends.astype("<u8").data)
             stream.seek(0)
-            stream.write(
-                _HEADER.pack(MAGIC, VERSION, size, n_documents, self._n_tokens, self._fingerprint)
-            )
+            stream.write(_header(self._dtype, len(ends), self._n_tokens, self._fingerprint))
             stream.flush()
             os.fsync(stream.fileno())
-        self.info = ShardInfo(file_sha256(self.path), len(self._ends), self._n_tokens)
+        self.info = ShardInfo(file_sha256(self.path), len(ends), self._n_tokens)
+
+
+def shard_sha256(
+    tokens: Iterable[np.ndarray], lengths: np.ndarray, *, vocab_size: int, fingerprint: str
+) -> str:
+    """SHA-256 (hex) of the one shard that would hold these documents (as in ``extend``).
+
+    It identifies the tokens of a split, whatever the sizes of the shards that they lie in.
+    """
+    dtype, n_tokens = token_dtype(vocab_size), int(lengths.sum())
+    digest = hashlib.sha256(_header(dtype, len(lengths), n_tokens, fingerprint))
+    for block in tokens:
+        digest.update(np.ascontiguousarray(block, dtype).data)
+    digest.update(np.cumsum(lengths, dtype=np.int64).astype("<u8").data)
+    return digest.hexdigest()
 
 
 def read_shard(
-    path: str | Path, *, vocab_size: int, fingerprint: str, sha256: str | None = None
+    path: str | Path,
+    *,
+    vocab_size: int,
+    fingerprint: str,
+    sha256: str | None = None,
+    verify: bool = True,
 ) -> Shard:
     """Open a shard and check header, size, digest, index and token ids.
 
@@ -104,6 +197,7 @@ def read_shard(
         vocab_size: every token id must be smaller.
         fingerprint: of the tokenizer that must have made it (hex SHA-256).
         sha256: the digest that a manifest promises; None skips that check.
+        verify: False skips the token ids, which takes reading the whole file.
 
     Raises:
         DataError: any damage or mismatch, naming file and field.
@@ -124,8 +218,23 @@ def read_shard(
     ends = np.frombuffer(raw[split:].tobytes(), dtype="<u8").astype(np.int64)
     if np.any(np.diff(ends, prepend=0) <= 0) or int(ends[-1]) != n_tokens:
         raise DataError(f"{path}: document index: not strictly increasing up to token count")
-    check_vocabulary(tokens, vocab_size, str(path))
+    if verify:
+        for block in blocks(tokens):
+            check_vocabulary(block, vocab_size, str(path))
     return Shard(tokens, ends)
+
+
+def blocks(tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """The tokens of a mapped file (n,) in parts of a few megabytes."""
+    for start in range(0, len(tokens), _BLOCK):
+        yield tokens[start : start + _BLOCK]
+
+
+def check_document(tokens: np.ndarray, vocab_size: int, where: str) -> None:
+    """Raise DataError if a document (n,) has no tokens or one outside ``[0, vocab_size)``."""
+    if len(tokens) == 0:
+        raise DataError(f"{where}: no tokens")
+    check_vocabulary(tokens, vocab_size, where)
 
 
 def check_vocabulary(tokens: np.ndarray, vocab_size: int, where: str) -> None:
@@ -148,6 +257,11 @@ def file_sha256(path: str | Path) -> str:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     return digest.hexdigest()
+
+
+def _header(dtype: np.dtype[Any], n_documents: int, n_tokens: int, fingerprint: str) -> bytes:
+    size, made_by = dtype.itemsize, bytes.fromhex(fingerprint)
+    return _HEADER.pack(MAGIC, VERSION, size, n_documents, n_tokens, made_by)
 
 
 def _size(path: Path) -> int:

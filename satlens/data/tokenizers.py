@@ -22,6 +22,7 @@ END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
 _END_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[SEP]")
 _N_BYTES = 256
+_LARGEST = 10_000_000
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -31,10 +32,12 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     deterministic. Offsets are in characters and include a word's leading space.
 
     Raises:
-        DataError: a vocabulary too small for the bytes.
+        DataError: a vocabulary too small for the bytes, or absurdly large.
     """
     if vocab_size <= _N_BYTES:
         raise DataError(f"vocab_size: must exceed {_N_BYTES} (one token a byte), got {vocab_size}")
+    if vocab_size > _LARGEST:  # the trainer sets aside memory for all of it
+        raise DataError(f"vocab_size: must not exceed {_LARGEST:,}, got {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

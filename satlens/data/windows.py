@@ -284,14 +284,14 @@ def _of_string(data: str | Path, tokenizer: Any, split: str) -> list[DocumentTok
         chosen = [d for d in documents if split_of(d.id, len(documents)) == split]
         if not chosen:
             raise DataError(f"{data}: no split {split!r}")
-        return _of_texts(chosen, tokenizer)
+        return _of_texts([d[:3] for d in chosen], tokenizer)
     if isinstance(data, str) and not _is_path(data):
         return _of_texts([("0", _check_is_text(data), None)], tokenizer)
     if is_prepared(data):
         return _of_prepared(PreparedDataset.open(data), tokenizer, split)
     if Path(data).suffix == ARRAY_SUFFIX:
         return _of_array(_read_array(Path(data)), tokenizer)
-    return _of_texts(list(read_corpus(data)), tokenizer, str(data))
+    return _of_texts([d[:3] for d in read_corpus(data)], tokenizer, str(data))
 
 
 def _is_path(data: str) -> bool:

@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped KV heads, value residuals and three exact implementations.
+"""Causal self-attention with grouped KV heads, value residuals and four exact implementations.
 
 Shapes: B batch, T position, S key position (T after those of a cache), D model width, H query
 heads, K KV heads, E head width, G = H / K.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,15 @@ from satlens.config import ModelConfig
 from satlens.errors import ConfigError
 from satlens.models.blocked import blocked_attention
 from satlens.models.cache import KVCache
+from satlens.models.flex import flex, supports
 from satlens.models.layers import HeadNorm, is_hooked, isolated, rope
 from satlens.models.values import GatedValues, StaticValues, add_gated, make_values
 from satlens.models.weights import AttentionWeights
 
-Implementation = Literal["auto", "eager", "fused"]
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+Implementation = Literal["auto", "eager", "fused", "flex"]
 _implementation: ContextVar[Implementation] = ContextVar("satlens_attention", default="auto")
 
 # Above this length the (T, T) pattern costs more than it saves on any CPU.
@@ -37,15 +41,21 @@ def attention(implementation: Implementation) -> Iterator[None]:
     """Choose how attention is computed inside the context.
 
     eager: scores and pattern exist as tensors and every hook point of the model is visited, also
-    those that a fused step would skip; fused: torch's scaled_dot_product_attention; auto (the
-    default): the faster one for the device, dtype and length. Clean and intervened passes of one
-    comparison must use the same.
+    those that a fused step would skip; fused: torch's scaled_dot_product_attention, given the mask
+    as a tensor; flex: where documents or a window mask anything, torch's FlexAttention, which needs
+    no such tensor and skips what is not seen; auto (the default): the fastest for the device, dtype
+    and length. Clean and intervened passes of one comparison must use the same.
+
+    flex is fused wherever its kernel is not certain to exist: it needs bf16 or fp16 on an NVIDIA
+    GPU from Ampere on, heads of width 16, 32, 64 or 128, a length that is a multiple of 128, no
+    cache and no hooks on scores or patterns. auto takes it there for passes that record gradients:
+    kernels are compiled for each shape, of which training has few and an analysis many.
 
     Raises:
         ConfigError: another name.
     """
     if implementation not in get_args(Implementation):
-        raise ConfigError(f"attention: must be auto, eager or fused, got {implementation!r}")
+        raise ConfigError(f"attention: must be auto, eager, fused or flex, got {implementation!r}")
     token = _implementation.set(implementation)
     try:
         yield
@@ -80,6 +90,8 @@ class ForwardContext(NamedTuple):
     """(L - 1,) lambda1 of ResFormer's learnable_plus."""
     past: KVCache | None = None
     """Earlier positions, which each layer reads and appends to."""
+    blocks: BlockMask | None = None
+    """What is seen as FlexAttention takes it, in place of ``allowed``."""
 
     @property
     def eager(self) -> bool:
@@ -217,6 +229,8 @@ class Attention(AttentionWeights):
             k, v = context.past.append(self.layer, k, v)
         if context.eager or is_hooked(self.hook_attn_scores, self.hook_pattern):
             z = self._explicit(q, k, v, context)
+        elif context.blocks is not None:
+            z = self._flex(q, k, v, context.blocks)
         elif context.bias is not None and k.shape[1] == q.shape[1]:
             z = self._blocked(q, k, v, context.bias)
         elif context.bias is not None:
@@ -257,6 +271,10 @@ class Attention(AttentionWeights):
         keys, values = k.transpose(1, 2).flatten(0, 1), v.transpose(1, 2).flatten(0, 1)
         z = blocked_attention(grouped, keys, values, bias, self.scale)
         return z.view(len(q), self.n_heads, *z.shape[2:]).transpose(1, 2)
+
+    def _flex(self, q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return flex(q, k, v, blocks, self.scale).transpose(1, 2)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, context: ForwardContext) -> Tensor:
         mask = None if context.allowed is None else context.allowed[:, None]
@@ -330,3 +348,15 @@ def additive_bias(
 def prefers_explicit(length: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether explicit scores beat the fused kernel: bf16 on CPUs at short lengths does."""
     return device.type == "cpu" and dtype == torch.bfloat16 and length <= LONGEST_EXPLICIT
+
+
+def takes_flex(
+    implementation: Implementation,
+    length: int,
+    d_head: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> bool:
+    """Whether a masked pass without a cache and without hooked scores goes to FlexAttention."""
+    wanted = implementation == "flex" or (implementation == "auto" and torch.is_grad_enabled())
+    return wanted and supports(length, d_head, dtype, device)

@@ -15,6 +15,7 @@ from transformer_lens.hook_points import HookPoint
 
 from satlens.config import ModelConfig
 from satlens.models.attention import Attention, ForwardContext, Reads
+from satlens.models.compiled import CompiledInside
 from satlens.models.layers import MLP, RMSNorm, heads_first
 from satlens.models.sites import AccessSite
 from satlens.models.sources import norms_of, source_points
@@ -42,7 +43,7 @@ class ReadPoints(NamedTuple):
     """The mixture, before the norm."""
 
 
-class Block(nn.Module):
+class Block(CompiledInside):
     """A layer of the decoder; subclasses say how the stream is read and written.
 
     Args:
@@ -75,6 +76,11 @@ class Block(nn.Module):
         self, state: State, v_first: Tensor | None, context: ForwardContext
     ) -> tuple[State, Tensor | None]:
         """State and V_1 before the layer -> after it."""
+        return self.computed(state, v_first, context)
+
+    def compute(
+        self, state: State, v_first: Tensor | None, context: ForwardContext
+    ) -> tuple[State, Tensor | None]:
         state, reads = self.read_attn(state, context)
         projected = self.attn.project(reads, few=context.past is not None)
         if self.keeps_v_first:

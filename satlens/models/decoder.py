@@ -25,9 +25,12 @@ from satlens.models.attention import (
     allowed_keys,
     chosen_attention,
     prefers_explicit,
+    takes_flex,
 )
 from satlens.models.block import Snapshot
 from satlens.models.cache import KVCache
+from satlens.models.compiled import CompiledInside
+from satlens.models.flex import block_mask
 from satlens.models.generation import Generation
 from satlens.models.initialise import initialise
 from satlens.models.layers import (
@@ -39,7 +42,7 @@ from satlens.models.layers import (
     rope_table,
 )
 from satlens.models.lens import LogitLens
-from satlens.models.loss import IGNORED, negative_log_likelihood
+from satlens.models.loss import loss_of
 from satlens.models.sites import AccessSite
 from satlens.models.streams import STREAMS
 from satlens.models.values import SharedLambda, value_sites
@@ -49,7 +52,7 @@ ReturnType = Literal["logits", "loss", "both"]
 RETURN_TYPES = (*get_args(ReturnType), None)
 
 
-class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
+class Decoder(CompiledInside, HookedModel, DecoderWeights, Generation, LogitLens):
     """A decoder-only Transformer of any satlens variant.
 
     Args:
@@ -149,16 +152,35 @@ class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
             dtype = compute_dtype(self.embed.weight)
             with torch.no_grad(), past.reading(self, tokens, documents, padding, dtype) as seen:
                 context = self._context(tokens, seen, past)
-                snapshot = self._run_blocks(tokens, context, None, None)
                 documents = None if seen is None else seen[:, len(past) :]
-                return self._head(snapshot, context, tokens, documents, return_type, *scoring)
+                return self.compute(tokens, context, documents, return_type, *scoring)
         if padding is not None:
             documents = torch.zeros_like(tokens) if documents is None else documents
             documents = documents.masked_fill(padding, -1)
         context = self._context(tokens, documents)
+        if start_at is None and stop_at_layer is None:
+            return self.computed(tokens, context, documents, return_type, *scoring)
         snapshot = self._run_blocks(tokens, context, start_at, stop_at_layer)
         if stop_at_layer is not None:
             return snapshot
+        return self._head(snapshot, context, tokens, documents, return_type, *scoring)
+
+    def compute(
+        self,
+        tokens: Tensor,
+        context: ForwardContext,
+        documents: Tensor | None,
+        return_type: ReturnType | None,
+        targets: Tensor | None,
+        loss_per_token: bool,
+    ) -> Any:
+        """All blocks and the head: what :meth:`compile` compiles.
+
+        Passes with a cache, between borders or with hooks stay as they are: they would be compiled
+        anew for every length and border, and compiled code ignores hooks.
+        """
+        snapshot = self._run_blocks(tokens, context, None, None)
+        scoring = targets, loss_per_token
         return self._head(snapshot, context, tokens, documents, return_type, *scoring)
 
     def _head(
@@ -180,7 +202,7 @@ class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
             return None
         if return_type == "logits":
             return at_least_fp32(logits)
-        loss = _loss(logits, tokens, targets, documents, loss_per_token)
+        loss = loss_of(logits, tokens, targets, documents, loss_per_token)
         return loss if return_type == "loss" else (at_least_fp32(logits), loss)
 
     def _run_blocks(
@@ -230,8 +252,12 @@ class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
         cos, sin = rope_table(rows, cfg.d_head, cfg.rope_theta, table_dtype, device)
         if start:
             cos, sin = cos[start : start + length], sin[start : start + length]
-        allowed = allowed_keys(length, cfg.window_size, documents, device, start)
-        implementation = chosen_attention()
+        implementation, allowed, blocks = chosen_attention(), None, None
+        kernel = implementation, length, cfg.d_head, dtype, device
+        if past is None and takes_flex(*kernel) and self._masks(length, documents):
+            blocks = block_mask(length, cfg.window_size, documents, device)
+        else:
+            allowed = allowed_keys(length, cfg.window_size, documents, device, start)
         explicit = implementation == "eager" or (
             implementation == "auto" and prefers_explicit(start + length, dtype, device)
         )
@@ -241,7 +267,14 @@ class Decoder(HookedModel, DecoderWeights, Generation, LogitLens):
             like = torch.empty((), dtype=dtype, device=device)
             bias = additive_bias(allowed, length, cfg.n_key_value_heads, group, like, start)
         shared = None if self.shared_lambda is None else self.shared_lambda()
-        return ForwardContext(cos, sin, allowed, bias, implementation, shared, past)
+        return ForwardContext(cos, sin, allowed, bias, implementation, shared, past, blocks)
+
+    def _masks(self, length: int, documents: Tensor | None) -> bool:
+        """Whether some query does not see all earlier keys, and no hook asks for the scores."""
+        window, layers = self.cfg.window_size, (block.attn for block in self.blocks)
+        if documents is None and (window is None or window >= length):
+            return False
+        return not any(is_hooked(a.hook_attn_scores, a.hook_pattern) for a in layers)
 
     def _check(self, tokens: Any, past: Any = None) -> Tensor:
         """The ids to run, from ids or text."""
@@ -360,23 +393,3 @@ def _check_shape(tokens: Tensor, **given: Tensor | None) -> None:
             raise DataError(
                 f"{name}: expected the shape of tokens {[*tokens.shape]}, got {[*value.shape]}"
             )
-
-
-def _loss(
-    logits: Tensor,
-    tokens: Tensor,
-    targets: Tensor | None,
-    documents: Tensor | None,
-    per_token: bool,
-) -> Tensor:
-    """Negative log-likelihood in nats: the mean over scored positions, or each."""
-    if targets is None:
-        targets = tokens[:, 1:]
-        logits = logits[:, :-1]
-        if documents is not None:
-            real = documents[:, 1:] >= 0
-            within = documents[:, 1:] == documents[:, :-1]
-            targets = targets.masked_fill(~(real & within), IGNORED)
-    flat = logits.reshape(-1, logits.shape[-1])
-    loss = negative_log_likelihood(flat, targets.reshape(-1), per_token)
-    return loss.view(targets.shape) if per_token else loss

@@ -327,6 +327,8 @@ class MLP(MLPWeights):
         if is_hooked(self.hook_pre, self.hook_pre_linear):
             gate, up = gate_up.chunk(2, dim=-1)
             product = swiglu(self.hook_pre(gate), self.hook_pre_linear(up))
+        elif torch.compiler.is_compiling():  # which fuses it, and chooses what to save
+            product = swiglu(*gate_up.chunk(2, dim=-1))
         else:
             product = _SwiGLU.apply(gate_up)
         return self.down(self.hook_post(product))

@@ -1,6 +1,6 @@
 """Negative log-likelihood of targets under logits.
 
-Shapes: N tokens, V vocabulary.
+Shapes: B rows, T positions, N tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,12 +30,41 @@ def negative_log_likelihood(
         targets: (N,) ids, -100 where a token is not scored.
         per_token: (N,) values, 0 where not scored, instead of the mean over scored tokens.
     """
-    if logits.device.type == "cpu":
+    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         return _ChunkedNLL.apply(logits, targets, per_token)
     reduction = "none" if per_token else "mean"
     return F.cross_entropy(
         at_least_fp32(logits), targets, ignore_index=IGNORED, reduction=reduction
     )
+
+
+def loss_of(
+    logits: Tensor,
+    tokens: Tensor,
+    targets: Tensor | None,
+    documents: Tensor | None,
+    per_token: bool,
+) -> Tensor:
+    """Negative log-likelihood in nats: the mean over scored positions, or each.
+
+    Args:
+        logits: (B, T, V).
+        tokens: (B, T) ids.
+        targets: (B, T) ids, -100 where not scored; None for the next tokens, of the same document
+            and no padding.
+        documents: (B, T) ids, -1 where padding; read without targets only.
+        per_token: (B, T) values, (B, T - 1) without targets, instead of the mean.
+    """
+    if targets is None:
+        targets = tokens[:, 1:]
+        logits = logits[:, :-1]
+        if documents is not None:
+            real = documents[:, 1:] >= 0
+            within = documents[:, 1:] == documents[:, :-1]
+            targets = targets.masked_fill(~(real & within), IGNORED)
+    flat = logits.reshape(-1, logits.shape[-1])
+    loss = negative_log_likelihood(flat, targets.reshape(-1), per_token)
+    return loss.view(targets.shape) if per_token else loss
 
 
 class _ChunkedNLL(torch.autograd.Function):

@@ -152,8 +152,8 @@ def config_for(name: str, **changes: Any) -> ModelConfig:
     """The configuration of a variant or preset, with fields changed by keyword.
 
     Fields of the value residual and of the stream may be given flat (``gate="tanh"``,
-    ``block_size=2``, ``control="tied"``). ``value_residual`` and ``stream`` also accept the name
-    of a variant to take that part from, so that they compose:
+    ``block_size=2``, ``control="tied"``) or dotted (``stream.block_size``). ``value_residual`` and
+    ``stream`` also accept the name of a variant to take that part from, so that they compose:
     ``config_for("rd-attnres", value_residual="satformer")``.
 
     Raises:
@@ -168,6 +168,20 @@ def config_for(name: str, **changes: Any) -> ModelConfig:
     values: dict[str, Any] = {
         k: v if isinstance(v, int | float | str | tuple) else to_dict(v) for k, v in base.items()
     }
+    return make(ModelConfig, _changed(values, changes), name)
+
+
+def change(cfg: ModelConfig, changes: dict[str, Any], where: str) -> ModelConfig:
+    """A configuration with fields changed as in :func:`config_for`; derived widths stay.
+
+    Raises:
+        ConfigError: as :func:`config_for`.
+    """
+    return make(ModelConfig, _changed(to_dict(cfg), changes), where)
+
+
+def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    changes = dict(changes)
     for part, default in (("value_residual", NoValueResidual()), ("stream", ResidualStream())):
         given = changes.pop(part, None)
         if isinstance(given, str):
@@ -183,7 +197,11 @@ def config_for(name: str, **changes: Any) -> ModelConfig:
         if field in own:
             values[field] = value
             continue
+        part, dot, inner = field.partition(".")
+        if dot and part in ("value_residual", "stream"):
+            values[part][inner] = value
+            continue
         homes = [part for part in ("value_residual", "stream") if field in values[part]]
         target = values[homes[0]] if homes and field != "kind" else values
         target[field] = value
-    return make(ModelConfig, values, name)
+    return values

@@ -85,6 +85,8 @@ def add_gated(
     v: Float[Tensor, "B T K E"], gate: Float[Tensor, "B T K"], v_first: Float[Tensor, "B T K E"]
 ) -> Float[Tensor, "B T K E"]:
     """v + gate v_first, a gate a token and head."""
+    if torch.compiler.is_compiling():  # which lays it out and fuses it itself
+        return torch.addcmul(v, gate[..., None], v_first)
     return _AddGated.apply(v, gate, v_first)
 
 

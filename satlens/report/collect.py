@@ -6,9 +6,9 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from satlens.analysis.result import Result
@@ -48,11 +48,16 @@ class _Arm(TypedDict, total=False):
     seeds: int | None
 
 
+def _listed(seeds: Any) -> Any:
+    """Seeds of a recipe, which says how many from 0 or which."""
+    return list(range(seeds)) if isinstance(seeds, int) else seeds
+
+
 class _Recipe(TypedDict, total=False):
     """What a report reads of the recipe in a plan."""
 
     name: str
-    seeds: int
+    seeds: Annotated[list[int], BeforeValidator(_listed)]
     model: dict[str, Any]
     train: dict[str, Any]
     arms: dict[str, _Arm]
@@ -180,8 +185,8 @@ def collect(root: str | Path, name: str | None = None) -> Run:
     planned = run.recipe.get("arms", {})
     run.arms = [*planned, *sorted({arm for arm, _ in found if arm not in planned})]
     for arm in run.arms:
-        n_seeds = _planned_seeds(run.recipe, arm) if arm in planned else 0
-        run.seeds[arm] = sorted({*range(n_seeds), *(k for name, k in found if name == arm)})
+        seeds = _planned_seeds(run.recipe, arm) if arm in planned else []
+        run.seeds[arm] = sorted({*seeds, *(k for name, k in found if name == arm)})
         for seed in run.seeds[arm]:
             _load_checkpoint_results(run, arm, seed)
     for name in STUDY_RESULTS:
@@ -190,10 +195,9 @@ def collect(root: str | Path, name: str | None = None) -> Run:
     return run
 
 
-def _planned_seeds(recipe: dict[str, Any], arm: str) -> int:
+def _planned_seeds(recipe: dict[str, Any], arm: str) -> list[int]:
     """Seeds that the plan gives an arm."""
-    every, own = recipe.get("seeds", 0), recipe["arms"][arm].get("seeds")
-    return every if own is None else min(every, own)
+    return _listed(recipe.get("seeds", 0))[: recipe["arms"][arm].get("seeds")]
 
 
 def _stored_numbers(path: Path) -> int | None:
@@ -238,8 +242,9 @@ def _on_disk(root: Path) -> list[tuple[str, int]]:
 
 def _load_checkpoint_results(run: Run, arm: str, seed: int) -> None:
     spec = run.recipe.get("arms", {}).get(arm, {})
-    limits = run.recipe.get("analysis_seeds", {})
-    expected = {name for name in spec.get("analyses", ()) if seed < limits.get(name, seed + 1)}
+    limits, seeds = run.recipe.get("analysis_seeds", {}), _listed(run.recipe.get("seeds", 0))
+    place = seeds.index(seed) if seed in seeds else len(seeds)
+    expected = {name for name in spec.get("analyses", ()) if place < limits.get(name, place + 1)}
     along = spec.get("options", {}).get("trajectory", {}).get("analyses", ())
     expected |= {f"trajectory_{name}" for name in along if "trajectory" in expected}
     folder = run.root / "results" / f"{arm}-seed{seed}"

@@ -16,6 +16,7 @@ The folder of a study::
 
 from __future__ import annotations
 
+from satlens.study.addresses import Configured, configurations, configured
 from satlens.study.plan import PLAN, load_plan, make_plan
 from satlens.study.recipe import (
     Analysis,
@@ -32,7 +33,10 @@ __all__ = [
     "PLAN",
     "Analysis",
     "Arm",
+    "Configured",
     "Recipe",
+    "configurations",
+    "configured",
     "export_snakefile",
     "load_plan",
     "load_recipe",

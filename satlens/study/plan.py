@@ -14,7 +14,7 @@ from satlens.config import make, to_dict
 from satlens.errors import ConfigError
 from satlens.runner import RECORDS
 from satlens.study.checks import check_measurable, without_absent_extras
-from satlens.study.recipe import Recipe, model_config, train_config
+from satlens.study.recipe import Recipe, is_local, model_config, train_config
 
 PLAN = "plan.json"
 
@@ -69,12 +69,12 @@ def make_plan(
     else:
         resolved = json.loads(json.dumps(to_dict(recipe)))
         if corpus is not None:
-            resolved["corpus"] = corpus if corpus == "sotu" else str(Path(corpus).resolve())
+            resolved["corpus"] = str(Path(corpus).resolve()) if is_local(corpus) else corpus
         if cluster_field is not None:
             resolved["cluster_field"] = cluster_field
         if device is not None:
             resolved["device"] = device
-        resolved["seeds"] = recipe.seeds if seeds is None else seeds
+        resolved["seeds"] = recipe.seeds if seeds is None else recipe.first_seeds(seeds)
         check_measurable(recipe)
         chosen = _arms(recipe, arch or [n for n, arm in recipe.arms.items() if not arm.optional])
         resolved |= _restricted(recipe, chosen)
@@ -82,8 +82,8 @@ def make_plan(
             tokens = _calibrated(recipe, chosen, resolved["seeds"], minutes, workers)
         if tokens is not None:
             resolved["train"]["tokens"] = tokens
-    if seeds is not None:
-        resolved["seeds"] = max(seeds, resolved["seeds"])
+    if seeds is not None and seeds > _number(resolved["seeds"]):
+        resolved["seeds"] = recipe.first_seeds(seeds)
     resolved |= _restricted(recipe, _arms(recipe, [*resolved["arms"], *arch]))
     made = make(Recipe, resolved, str(path))
     text = json.dumps({"asked": asked, "recipe": to_dict(made)}, indent=1)
@@ -122,15 +122,23 @@ def _restricted(recipe: Recipe, arms: Sequence[str]) -> dict[str, Any]:
     return json.loads(json.dumps({"arms": kept, "contrasts": contrasts}))
 
 
+def _number(seeds: int | Sequence[int]) -> int:
+    return seeds if isinstance(seeds, int) else len(seeds)
+
+
 def _calibrated(
-    recipe: Recipe, chosen: Sequence[str], seeds: int, minutes: float, workers: int
+    recipe: Recipe,
+    chosen: Sequence[str],
+    seeds: int | tuple[int, ...],
+    minutes: float,
+    workers: int,
 ) -> int:
     """Equal token budget of every run, in whole steps, that training takes ``minutes`` with."""
     from satlens.actions import tokens_a_minute
 
     planned = replace(recipe, seeds=seeds)
     arms = [(model_config(recipe, arm), len(planned.seeds_of(arm))) for arm in chosen]
-    cfg = train_config(recipe, 0)
+    cfg = train_config(recipe, planned.seed_numbers[0])
     step = cfg.batch_size * cfg.grad_accum * arms[0][0].n_ctx
     tokens = tokens_a_minute(arms, cfg, workers) * minutes
     return max(1, int(tokens) // step) * step

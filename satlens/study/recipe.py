@@ -44,7 +44,7 @@ class Arm:
     optional: bool = False
     """Whether the arm is left out unless it is asked for (``--arch``)."""
     seeds: int | None = None
-    """Seeds of this arm where it has fewer than the study."""
+    """How many of the study's seeds this arm has, from the first, where it is fewer."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -56,14 +56,19 @@ class Recipe:
     title: str
     """Title of the report."""
     corpus: str = "sotu"
-    """Embedded corpus or a path: text, folder, JSONL."""
+    """Embedded corpus, a path (text, folder, JSONL, parquet), or a Hugging Face data set:
+    ``hf:NAME:CONFIG``."""
     cluster_field: str = "cluster"
     """JSONL field of the larger work a document belongs to; ``id-prefix``: the id up to its last
     hyphen."""
     vocab_size: int = 2048
     """Tokens of the BPE trained on the training split."""
-    seeds: int = 2
-    """Paired seeds, 0 to seeds - 1."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use in place of training one."""
+    tokenizer_sample: float | None = None
+    """Share of the training documents that the BPE is trained on; all where null."""
+    seeds: int | tuple[int, ...] = 2
+    """Paired seeds: how many, from 0, or which."""
     device: str = "cpu"
     """Where models train and are measured: cpu, or cuda (then one process at a time is wise)."""
     milestones: tuple[float, ...] = ()
@@ -74,6 +79,8 @@ class Recipe:
     """Fields of TrainConfig common to all arms."""
     arms: dict[str, Arm] = field(default_factory=dict)
     """Arms by name, in order."""
+    differ: tuple[str, ...] | None = None
+    """Fields beside the value residual and the stream that arms are meant to differ in."""
     contrasts: tuple[tuple[str, str], ...] = ()
     """Pairs of arms compared, first minus second; by default every arm with the first."""
     max_documents: int | None = None
@@ -82,19 +89,34 @@ class Recipe:
     """First tokens of every test document that each analysis covers; all where absent. Tasks and
     the token view have options of their own: ``limit``, ``max_tokens``."""
     analysis_seeds: dict[Analysis, int] = field(default_factory=dict)
-    """Seeds whose checkpoint an analysis covers, from 0; all where absent."""
+    """How many seeds' checkpoints an analysis covers, from the first; all where absent."""
     bench: dict[str, Any] | None = None
     """Arguments of ``satlens.bench`` over the arms, at the recipe's size; null times nothing."""
 
-    def seeds_of(self, arm: str) -> range:
-        """Seeds that an arm is trained with."""
-        own = self.arms[arm].seeds
-        return range(self.seeds if own is None else min(own, self.seeds))
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The paired seeds, in order."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
-    def seeds_measured(self, arm: str, analysis: Analysis) -> range:
+    def first_seeds(self, n: int) -> int | tuple[int, ...]:
+        """The ``seeds`` of this recipe with n of them.
+
+        Raises:
+            ConfigError: it says which seeds it has, and has fewer.
+        """
+        if isinstance(self.seeds, int):
+            return n
+        if n > len(self.seeds):
+            raise ConfigError(f"--seeds {n}: {self.name} has {len(self.seeds)}: {self.seeds}")
+        return self.seeds[:n]
+
+    def seeds_of(self, arm: str) -> tuple[int, ...]:
+        """Seeds that an arm is trained with."""
+        return self.seed_numbers[: self.arms[arm].seeds]
+
+    def seeds_measured(self, arm: str, analysis: Analysis) -> tuple[int, ...]:
         """Seeds of an arm whose checkpoint an analysis covers."""
-        most = self.analysis_seeds.get(analysis, self.seeds)
-        return self.seeds_of(arm)[:most]
+        return self.seeds_of(arm)[: self.analysis_seeds.get(analysis)]
 
     def __post_init__(self) -> None:
         for pair in self.contrasts:
@@ -103,8 +125,7 @@ class Recipe:
                     raise ValueError(f"contrasts: no arm {arm!r} among {', '.join(self.arms)}")
         if not self.arms:
             raise ValueError("arms: a study needs at least one")
-        if self.seeds < 1:
-            raise ValueError(f"seeds: must be positive, got {self.seeds}")
+        self._check_seeds()
         limits = {f"arms.{name}.seeds": arm.seeds for name, arm in self.arms.items()}
         limits |= {f"analysis_seeds.{name}": n for name, n in self.analysis_seeds.items()}
         limits |= {f"slices.{name}": n for name, n in self.slices.items()}
@@ -119,6 +140,18 @@ class Recipe:
         for share in self.milestones:
             if not 0 < share < 1:
                 raise ValueError(f"milestones: a share of training lies between 0 and 1: {share}")
+        if self.milestones and "milestones" in self.train:
+            raise ValueError("milestones: give shares here or tokens in train.milestones")
+        share = self.tokenizer_sample
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"tokenizer_sample: must lie in (0, 1], got {share}")
+
+    def _check_seeds(self) -> None:
+        if isinstance(self.seeds, int):
+            if self.seeds < 1:
+                raise ValueError(f"seeds: must be positive, got {self.seeds}")
+        elif not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"seeds: some, each once and none negative, got {[*self.seeds]}")
 
     def _check_names(self) -> None:
         """Names become folders, commands and rules of a Snakefile."""
@@ -156,25 +189,39 @@ def load_recipe(name: str) -> Recipe:
             raise ConfigError(f"{name}: no such recipe; there are {known}, or give a YAML file")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of fields")
     return make(Recipe, values, str(path))
 
 
-def model_config(recipe: Recipe, arm: str) -> ModelConfig:
-    """Configuration of one arm: the variant, the recipe's model fields, the arm's own."""
+def is_local(corpus: str) -> bool:
+    """Whether a corpus is a file or folder: no embedded one and no Hugging Face data set."""
+    return corpus != "sotu" and not corpus.startswith("hf:")
+
+
+def model_config(recipe: Recipe, arm: str, changes: dict[str, Any] | None = None) -> ModelConfig:
+    """Configuration of one arm: the variant, the recipe's model fields, the arm's own, changes."""
     from satlens.models.presets import config_for
 
     spec = recipe.arms[arm]
-    return config_for(spec.variant, **{"d_vocab": recipe.vocab_size, **recipe.model, **spec.fields})
+    fields = {"d_vocab": recipe.vocab_size, **recipe.model, **spec.fields, **(changes or {})}
+    return config_for(spec.variant, **fields)
 
 
-def train_config(recipe: Recipe, seed: int) -> TrainConfig:
-    """Training configuration of one seed, the same for every arm."""
-    values = {**recipe.train, "seed": seed, "n_threads": 1}
-    if recipe.milestones:
+def train_config(recipe: Recipe, seed: int, changes: dict[str, Any] | None = None) -> TrainConfig:
+    """Training configuration of one seed, the same for every arm.
+
+    Args:
+        changes: fields in place of the recipe's, for a run of its own; the steps of a study, which
+            run side by side, have none and one thread each.
+    """
+    values = {**recipe.train, "seed": seed}
+    values = {**values, "n_threads": 1} if changes is None else {**values, **changes}
+    if recipe.milestones and "milestones" not in values:
         tokens = make(TrainConfig, values, recipe.name).tokens
         values["milestones"] = [round(share * tokens) for share in recipe.milestones]
     return make(TrainConfig, values, recipe.name)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from satlens.config import ModelConfig, make, to_dict
+from satlens.config import ModelConfig, TrainConfig, make, to_dict
 from satlens.errors import ConfigError
 from satlens.runner import Display, Step, hash_path, run_steps, stale_steps
 from satlens.shipped import shipped_folder
-from satlens.study.recipe import Analysis, Recipe, model_config, train_config
+from satlens.study.recipe import Analysis, Recipe, is_local, model_config, train_config
 
 # Relative cost of a step, for the order of work and the estimate of what is left: seconds on one
 # core at the tiny scale.
@@ -32,7 +32,7 @@ COSTS = {
 def study_steps(recipe: Recipe) -> list[Step]:
     """Every step of a study, each after what it needs."""
     steps = _data_steps(recipe)
-    for seed in range(recipe.seeds):
+    for seed in recipe.seed_numbers:
         for arm in recipe.arms:
             if seed in recipe.seeds_of(arm):
                 steps += _arm_steps(recipe, arm, seed)
@@ -57,7 +57,12 @@ def _data_steps(recipe: Recipe) -> list[Step]:
         "cluster_field": recipe.cluster_field,
         "vocab_size": recipe.vocab_size,
     }
-    if recipe.corpus != "sotu":
+    # Steps of recipes without these fields are what they were before there were any.
+    given = {"tokenizer": recipe.tokenizer, "tokenizer_sample": recipe.tokenizer_sample}
+    corpus |= {name: value for name, value in given.items() if value is not None}
+    if recipe.tokenizer is not None:
+        corpus["tokenizer_sha256"] = _file_hash(recipe.tokenizer, "tokenizer")
+    if is_local(recipe.corpus):
         path = Path(recipe.corpus)
         if not path.exists():
             raise ConfigError(f"{path}: corpus: no such file or folder")
@@ -67,6 +72,13 @@ def _data_steps(recipe: Recipe) -> list[Step]:
         params = {**tagger, "folder": folder, "slice": _slice(recipe, "categories")}
         steps.append(_step("tags", params, ("data",), (folder,), 40, step_id=folder))
     return steps
+
+
+def _file_hash(file: str, field: str) -> str:
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"{path}: {field}: no such file")
+    return hash_path(path)
 
 
 def _comparing_steps(recipe: Recipe) -> list[Step]:
@@ -122,7 +134,7 @@ def _tags_folder(options: dict[str, Any]) -> str:
 
 def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
     run = f"train/{arm}/seed{seed}"
-    model, train = to_dict(model_config(recipe, arm)), to_dict(train_config(recipe, seed))
+    model, train = to_dict(model_config(recipe, arm)), _told(train_config(recipe, seed))
     steps = [
         Step(
             id=run,
@@ -160,6 +172,18 @@ def _arm_steps(recipe: Recipe, arm: str, seed: int) -> list[Step]:
     return steps
 
 
+def _told(cfg: TrainConfig) -> dict[str, Any]:
+    """Fields of a training configuration that its step is told.
+
+    Those that came later are left out where they are as they were before: steps that are done stay
+    up to date.
+    """
+    defaults, values = TrainConfig(), to_dict(cfg)
+    later = [f for f in _LATER_FIELDS if values[f] == getattr(defaults, f)]
+    return {name: value for name, value in values.items() if name not in later}
+
+
+_LATER_FIELDS = ("strategy", "gradient_checkpointing", "data_workers")
 _OWN_ACTION = ("trajectory", "tasks", "token_view")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +15,7 @@ import satlens
 from satlens.config import ModelConfig, TrainConfig, to_dict
 from satlens.data.dataset import PreparedDataset
 from satlens.data.windows import Windows
+from satlens.processes import world
 from satlens.provenance import source_sha256
 from satlens.training.allocator import keep_freed_memory
 from satlens.training.plan import Plan
@@ -28,7 +30,7 @@ def run_record(
     device: torch.device,
 ) -> dict[str, Any]:
     """Content of run.json."""
-    cuda = device.type == "cuda"
+    cuda, size = device.type == "cuda", world().size
     return {
         "model": to_dict(model_cfg),
         "train": to_dict(train_cfg),
@@ -43,11 +45,23 @@ def run_record(
         "environment": {
             **code_identity(),
             "n_threads": torch.get_num_threads(),
+            "processes": f"{size} ({train_cfg.strategy})" if size > 1 else "1",
             "device": torch.cuda.get_device_name(device)
             if cuda
             else torch.backends.cpu.get_cpu_capability(),
         },
     }
+
+
+def changes(begun: dict[str, Any], record: dict[str, Any]) -> list[str]:
+    """What is not as when the run began and may change the last bits of every further step."""
+    there, here = begun["environment"], record["environment"]
+    changed = [name for name, value in here.items() if there.get(name) != value]
+    default = TrainConfig()
+    for name in ("gradient_checkpointing", "compile", "deterministic"):
+        if begun["train"].get(name, getattr(default, name)) != record["train"][name]:
+            changed.append(name)
+    return changed
 
 
 @cache
@@ -77,7 +91,10 @@ def torch_settings(cfg: TrainConfig, device: torch.device) -> Iterator[None]:
         # Filling fresh memory finds bugs, costs time and changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
-        yield
+        with warnings.catch_warnings():
+            # A block may return a view of its input; nothing ever writes into one.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

@@ -1,29 +1,43 @@
 """The evaluation pass of a run: validation loss and the architecture's own signals.
 
 Signals come from here and not from the training pass, whose hooks compilation would drop.
-Everything is accumulated in fp64 on the device and read once, in a fixed order: the same weights
-give the same numbers to the bit.
+Processes take turns at the batches. Each batch leaves its sums in fp64 on the device; they are
+read once and added in the order of the batches: the same weights give the same numbers to the bit,
+however many processes there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from satlens.config import ModelConfig, TrainConfig
 from satlens.data.dataset import PreparedDataset
 from satlens.data.windows import Batch, Windows, tokens_per_document
 from satlens.models.decoder import Decoder
 from satlens.models.sites import AccessSite
+from satlens.processes import world
+from satlens.training.distributed import gathered, settle
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """bf16 products over fp32 weights, or nothing under ``fp32``."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+def autocast(
+    device: torch.device, precision: str, model: nn.Module | None = None
+) -> torch.autocast:
+    """bf16 products over fp32 weights, or nothing under ``fp32``.
+
+    Args:
+        model: what runs inside. Where its weights are sharded (FSDP2), their bf16 copies are not
+            kept until the end: all of them together would be a whole model.
+    """
+    kept = not isinstance(model, FSDPModule)
+    enabled = precision == "bf16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=kept)
 
 
 def evaluation_slice(
@@ -63,14 +77,23 @@ def evaluate(model: Decoder, windows: Windows, precision: str) -> dict[str, floa
         that never open); for static ones ``lambda1/<site>`` and ``lambda2/<site>``; for reads of
         several sources ``route_entropy/<site>``, in nats. Special and padding tokens are left out.
     """
-    device = model.device
-    signals = Signals(model.sites)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    with torch.no_grad(), model.hooks(fwd_hooks=signals.hooks()), autocast(device, precision):
-        for batch in windows:
+    device, (rank, size) = model.device, world()
+    signals, found = Signals(model.sites), []
+    with (
+        torch.no_grad(),
+        model.hooks(fwd_hooks=signals.hooks()),
+        autocast(device, precision, model),
+    ):
+        # Under FSDP2 a pass needs everybody: who has no batch left repeats the last one, unread.
+        for turn in range(0, len(windows), size):
+            batch = windows[min(turn + rank, len(windows) - 1)]
             signals.valid = batch.valid.to(device)
-            total += _loss_sum(model, batch, device)
-    return {"val_loss": total.item() / windows.n_tokens, **signals.read()}
+            loss = _loss_sum(model, batch, device)
+            found.append(torch.cat((loss[None], signals.take())))
+    settle(model)
+    rows = gathered(torch.stack(found)).transpose(0, 1).flatten(0, 1)[: len(windows)]
+    loss, *sums = reduce(torch.add, rows).split([1, *signals.sizes])
+    return {"val_loss": loss.item() / windows.n_tokens, **signals.read(sums)}
 
 
 def _loss_sum(model: Decoder, batch: Batch, device: torch.device) -> Tensor:
@@ -90,6 +113,7 @@ class Signals:
         self.valid: Tensor
         self._sites = [s for s in sites if s.kind == "gate" or _is_choice(s)]
         self._sums: dict[str, Tensor] = {}
+        self._shapes: dict[str, torch.Size] = {}
         self._static: dict[str, Tensor] = {}
 
     def hooks(self) -> list[tuple[str, Callable[..., None]]]:
@@ -106,31 +130,38 @@ class Signals:
                 found.append((scale, self._keeping(f"lambda2/{site.name}")))
         return found
 
-    def read(self) -> dict[str, float]:
-        """The signals of all tokens seen."""
+    def take(self) -> Tensor:
+        """The sums of one pass, all sites one after another (n,) fp64."""
+        found = {s.name: self._sums[s.name] for s in self._sites if s.name in self._sums}
+        self._shapes = {name: sums.shape for name, sums in found.items()}
+        empty = torch.empty(0, dtype=torch.float64, device=self.valid.device)
+        return torch.cat([empty, *(sums.flatten() for sums in found.values())])
+
+    @property
+    def sizes(self) -> list[int]:
+        """How :meth:`take` is cut into sites."""
+        return [shape.numel() for shape in self._shapes.values()]
+
+    def read(self, sums: Sequence[Tensor]) -> dict[str, float]:
+        """The signals, given the sums of all passes on the CPU, cut into sites."""
         out = {key: value.item() for key, value in self._static.items()}
-        for site in self._sites:
-            if site.name not in self._sums:
-                continue
-            sums = self._sums[site.name].cpu()
-            if site.kind == "route":
-                entropy, n_tokens = sums
-                out[f"route_entropy/{site.name}"] = (entropy / n_tokens).item()
+        kinds = {site.name: site.kind for site in self._sites}
+        for (name, shape), flat in zip(self._shapes.items(), sums, strict=True):
+            if kinds[name] == "route":
+                entropy, n_tokens = flat.view(shape)
+                out[f"route_entropy/{name}"] = (entropy / n_tokens).item()
             else:
-                opened, total, n_tokens = sums
-                out[f"open_fraction/{site.name}"] = (opened / n_tokens).mean().item()
-                out[f"gate_mean/{site.name}"] = (total / n_tokens).mean().item()
-                out[f"dead_heads/{site.name}"] = int((opened == 0).sum())
+                opened, total, n_tokens = flat.view(shape)
+                out[f"open_fraction/{name}"] = (opened / n_tokens).mean().item()
+                out[f"gate_mean/{name}"] = (total / n_tokens).mean().item()
+                out[f"dead_heads/{name}"] = int((opened == 0).sum())
         return out
 
     def _summing(self, site: AccessSite, of: Callable[[Tensor], Tensor]) -> Callable[..., None]:
         def add(tensor: Tensor, hook: Any) -> None:
             mine = of(tensor[self.valid]).sum(1)
             count = self.valid.sum().double().expand_as(mine[:1])
-            sums = torch.cat((mine, count))
-            self._sums[site.name] = (
-                self._sums[site.name] + sums if site.name in self._sums else sums
-            )
+            self._sums[site.name] = torch.cat((mine, count))
 
         return add
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -37,27 +38,30 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Note the first SIGTERM or SIGINT instead of dying; a second one acts as it did before.
+    """Note the first SIGTERM or SIGINT instead of dying; a second SIGINT acts as it did before.
 
-    Outside the main thread, which alone receives signals, nothing is installed.
+    Further SIGTERMs are the same request again: a scheduler sends it to every process of a job, and
+    torchrun, one of them, hands it on to its own. Outside the main thread, which alone receives
+    signals, nothing is installed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
 
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    def restore(number: int) -> None:
+        handler = previous[number]
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def note(number: int, frame: FrameType | None) -> None:
         request.signal = signal.Signals(number)
-        restore()
+        restore(signal.SIGINT)
 
     for number in SIGNALS:
         signal.signal(number, note)
     try:
         yield request
     finally:
-        restore()
+        for number in SIGNALS:
+            restore(number)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,17 @@ class JsonLines:
 
     Args:
         path: the file; what follows its first ``keep`` bytes is dropped.
+        sha256: what these bytes have to be (hex SHA-256); None does not look.
 
     Raises:
-        CheckpointError: the file is shorter than that, or cannot be written.
+        CheckpointError: the file is shorter than that, has other bytes, or cannot be written.
     """
 
-    def __init__(self, path: Path, keep: int = 0) -> None:
+    def __init__(self, path: Path, keep: int = 0, sha256: str | None = None) -> None:
         self.path = path
         with writing(path):
             # Unbuffered: what a full disk refused must not be tried again on closing.
-            self._stream = path.open("ab", buffering=0)
+            self._stream = path.open("a+b", buffering=0)
             size = self._stream.tell()
             if size < keep:
                 self._stream.close()
@@ -44,18 +46,38 @@ class JsonLines:
                     f"{path}: {size} bytes, the saved state says {keep}: it was cut or replaced"
                 )
             self._stream.truncate(keep)
+            self._stream.seek(0)
+            self._digest = hashlib.sha256(self._stream.read())
+        if sha256 not in (None, self.sha256):
+            self._stream.close()
+            raise CheckpointError(
+                f"{path}: sha256: the first {keep} bytes are not those of the saved state"
+            )
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 (hex) of all that the file holds."""
+        return self._digest.hexdigest()
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one line; a reader never waits for it."""
         line = (json.dumps(record, allow_nan=False) + "\n").encode("ascii")
+        self._digest.update(line)
         with writing(self.path):
             while line:
                 line = line[self._stream.write(line) :]
 
     def sync(self) -> int:
-        """Bytes written, all of them safe on the disk."""
+        """Bytes written, all of them safe on the disk.
+
+        Raises:
+            CheckpointError: the file was moved, removed or replaced since it was opened.
+        """
         with writing(self.path):
             os.fsync(self._stream.fileno())
+            here = self.path.stat() if self.path.exists() else None
+            if here is None or not os.path.samestat(here, os.fstat(self._stream.fileno())):
+                raise CheckpointError(f"{self.path}: was moved or removed while it was written")
         return self._stream.tell()
 
     def close(self) -> None:
@@ -128,11 +150,17 @@ class Counters:
 
 
 class Stopwatch:
-    """Seconds spent in named parts of a run since the last :meth:`drain`; the rest is training."""
+    """Seconds spent in named parts of a run since the last :meth:`drain`; the rest is training.
 
-    def __init__(self) -> None:
+    Args:
+        utilisation: share of the devices' peak at a number of tokens a second, None where that is
+            unknown (see :func:`satlens.training.flops.model_flops_utilisation`).
+    """
+
+    def __init__(self, utilisation: Callable[[float], float | None] = lambda _: None) -> None:
         self._start = time.perf_counter()
         self._parts: dict[str, float] = {}
+        self._utilisation = utilisation
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -144,18 +172,25 @@ class Stopwatch:
             elapsed = time.perf_counter() - start
             self._parts[name] = self._parts.get(name, 0.0) + elapsed
 
-    def drain(self, tokens: int) -> dict[str, float]:
-        """Seconds of the interval, and tokens per second of what is not evaluating or saving."""
+    def drain(self, tokens: int) -> dict[str, Any]:
+        """Where the interval's seconds went, and how fast what is not evaluating or saving was.
+
+        Returns:
+            ``seconds`` in all, ``data_seconds``, ``evaluation_seconds`` and ``saving_seconds`` of
+            them; ``tokens_per_second`` of training, the share ``data_wait`` of training's seconds
+            that waited for data, and ``mfu`` (None: unknown device or not bf16).
+        """
         now = time.perf_counter()
         parts, seconds = self._parts, now - self._start
         self._start, self._parts = now, {}
-        training = seconds - parts.get("evaluation", 0.0) - parts.get("saving", 0.0)
-        named = {
-            f"{name}_seconds": round(parts.get(name, 0.0), 6)
-            for name in ("data", "evaluation", "saving")
-        }
+        spent = {name: parts.get(name, 0.0) for name in ("data", "evaluation", "saving")}
+        training = max(seconds - spent["evaluation"] - spent["saving"], 1e-9)
+        speed = tokens / training
+        mfu = self._utilisation(speed)
         return {
             "seconds": round(seconds, 6),
-            **named,
-            "tokens_per_second": round(tokens / max(training, 1e-9), 1),
+            **{f"{name}_seconds": round(value, 6) for name, value in spent.items()},
+            "tokens_per_second": round(speed, 1),
+            "data_wait": round(spent["data"] / training, 6),
+            "mfu": None if mfu is None else round(mfu, 4),
         }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from satlens.config import TrainConfig
 from satlens.models.initialise import family
@@ -45,6 +47,11 @@ def make_optimiser(model: nn.Module, cfg: TrainConfig) -> torch.optim.AdamW:
     )
 
 
+def warmup_steps(n_steps: int, cfg: TrainConfig) -> int:
+    """Steps of warm-up among N: the nearest whole number to their share."""
+    return round(cfg.warmup * n_steps)
+
+
 def learning_rate(step: int, n_steps: int, cfg: TrainConfig) -> float:
     """Learning rate of one step, counted from 0.
 
@@ -55,7 +62,7 @@ def learning_rate(step: int, n_steps: int, cfg: TrainConfig) -> float:
         cosine          lr (m + (1 - m) (1 + cos(pi (t - W) / (N - W))) / 2)
         wsd, last D     lr (1 - (1 - m) (t - (N - D)) / D),  D = min(N - W, round(N / 5)); lr before
     """
-    t, warmup = step + 1, round(cfg.warmup * n_steps)
+    t, warmup = step + 1, warmup_steps(n_steps, cfg)
     if t <= warmup:
         return cfg.lr * t / warmup
     floor, left = cfg.min_lr_ratio, n_steps - warmup
@@ -72,14 +79,20 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_gradients(model: nn.Module, limit: float | None) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
     """Scale all gradients to a norm of at most ``limit``.
 
+    Args:
+        parameters: of the whole model; a list, where this is done at every step: a model with hook
+            points everywhere takes long to walk through.
+        limit: None leaves them as they are.
+
     Returns:
-        The L2 norm over all gradients before clipping, a scalar on their device.
+        The L2 norm over all gradients before clipping, a scalar on their device; of whole
+        gradients where processes hold parts of them.
     """
-    parameters = [p for p in model.parameters() if p.grad is not None]
+    parameters = list(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if limit is not None:
         nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -7,6 +7,7 @@ import time
 from typing import Literal, Protocol
 
 from satlens.errors import ConfigError
+from satlens.processes import world
 
 ProgressKind = Literal["auto", "bar", "lines", "none"]
 SECONDS_BETWEEN_LINES = 10.0
@@ -41,6 +42,13 @@ class NoProgress:
         print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
+        return
+
+
+class Silent(NoProgress):
+    """Shows nothing: one process speaks for all."""
+
+    def note(self, text: str) -> None:
         return
 
 
@@ -106,9 +114,13 @@ class BarProgress(NoProgress):
 def open_progress(progress: ProgressKind | Progress) -> Progress:
     """The follower asked for; ``auto`` is a bar on a terminal and lines elsewhere.
 
+    Under torchrun the first process has it and the others are silent.
+
     Raises:
         ConfigError: an unknown kind.
     """
+    if world().rank > 0:
+        return Silent()
     if not isinstance(progress, str):
         return progress
     kinds = {"bar": BarProgress, "lines": LineProgress, "none": NoProgress}

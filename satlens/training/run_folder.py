@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from satlens.checkpoints.files import file_sha256, json_bytes, read_json
+from satlens.config import EXECUTION
 from satlens.errors import CheckpointError, ConfigError
 from satlens.locking import locked
 
@@ -29,7 +31,13 @@ RUN_FILE = "run.json"
 FINISHED_FILE = "finished.json"
 LOCK_FILE = ".lock"
 IDENTITY = ("model", "train", "data", "evaluation", "device")
-"""Parts of run.json that make two runs the same run."""
+"""Parts of run.json that make two runs the same run, but for how steps are computed."""
+# Drafts of satlens.checkpoints.files.new_folder, and what write_json and remove_tree rename.
+_UNFINISHED = re.compile(
+    r"\.(run|finished)\.json\.tmp"
+    r"|\.(final|milestones|resume|\d+)(\.\d+-[0-9a-f]{8})?\.(partial|old)"
+)
+Resume = Literal["auto", "never", "must"]
 
 
 class RunFolder:
@@ -44,6 +52,21 @@ class RunFolder:
         self.resume = self.path / "resume"
         self.final = self.path / "final"
         self.finished = self.path / FINISHED_FILE
+
+    def expect(self, resume: Resume) -> None:
+        """Refuse a folder in which a run may not begin, or not go on.
+
+        Raises:
+            ConfigError: no such way to resume.
+            CheckpointError: ``never`` and there is a run, or ``must`` and there is none.
+        """
+        if resume not in get_args(Resume):
+            raise ConfigError(f"resume: {resume!r} is none of {', '.join(get_args(Resume))}")
+        there = self.run.exists()
+        if there and resume == "never":
+            raise CheckpointError(f"{self.path}: holds a run already (resume never)")
+        if not there and resume == "must":
+            raise CheckpointError(f"{self.path}: holds no run to go on with (resume must)")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -77,25 +100,57 @@ class RunFolder:
                     )
             write_json(self.run, record)
             return record
-        found = read_run(self.path)
-        for field, here, wanted in differences(found, record):
+        self.require_same(record)
+        return read_run(self.path)
+
+    def require_same(self, record: dict[str, Any], parts: tuple[str, ...] = IDENTITY) -> None:
+        """Refuse a folder that holds another run, as far as ``parts`` of its record tell.
+
+        Raises:
+            ConfigError: names the first field that differs.
+            CheckpointError: run.json is damaged.
+        """
+        if not self.run.exists():
+            return
+        record = json.loads(json.dumps(record))
+        for field, here, wanted in differences(read_run(self.path), record, parts):
+            if field.startswith("train.") and field.split(".")[1] in EXECUTION:
+                continue
             raise ConfigError(
                 f"{self.run}: {field}: this run has {here!r}, not {wanted!r}; "
                 "choose another folder or remove this one"
             )
-        return found
 
-    def outcome(self, note: Callable[[str], None]) -> dict[str, Any] | None:
-        """What finished.json says, or None if the run is not finished or was changed since."""
+    def outcome(self) -> dict[str, Any] | None:
+        """What finished.json says, or None if the run is not finished.
+
+        Raises:
+            CheckpointError: a file that it lists is missing or was changed. Nothing is made again
+                by itself: the other files may be a month of work.
+        """
         if not self.finished.exists():
             return None
         outcome = read_json(self.finished)
-        for name, digest in outcome.get("files", {}).items():
+        files = outcome.get("files")
+        if not isinstance(files, dict) or not files:
+            raise CheckpointError(f"{self.finished}: files: missing or empty")
+        for name, digest in files.items():
             file = self.path / name
             if not file.is_file() or file_sha256(file) != digest:
-                note(f"{file}: missing or changed since the run ended; training again")
-                return None
+                raise CheckpointError(
+                    f"{file}: missing or changed since the run ended; bring it back, or remove "
+                    f"{self.path} to train again"
+                )
         return outcome
+
+    def require_in_place(self) -> None:
+        """Refuse to go on writing where the run is no more.
+
+        Raises:
+            CheckpointError: the folder was moved, removed or replaced while the run wrote.
+        """
+        if not self.run.exists() or not (self.path / LOCK_FILE).exists():
+            raise CheckpointError(f"{self.path}: was moved or removed while the run was writing it")
 
     def finish(self, outcome: dict[str, Any]) -> None:
         """Mark the run as finished and drop its resumable state."""
@@ -107,13 +162,19 @@ class RunFolder:
         remove_tree(self.resume)
 
     def tidy(self) -> None:
-        """Remove what a process left that was killed while it wrote; call it under the lock."""
+        """Remove what a process left that was killed while it wrote; call it under the lock.
+
+        Only what has a name that satlens gives to unfinished files: a run may lie in a folder with
+        hidden things of its owner's.
+        """
         with writing(self.path):
             for folder in (self.path, self.milestones, self.resume):
                 for leftover in folder.glob(".*"):
+                    if not _UNFINISHED.fullmatch(leftover.name):
+                        continue
                     if leftover.is_dir():
                         shutil.rmtree(leftover)
-                    elif leftover.name != LOCK_FILE:
+                    else:
                         leftover.unlink()
 
     def clear(self) -> None:

@@ -8,10 +8,11 @@ import torch
 
 import satlens
 from satlens.analysis import efficiency
-from satlens.analysis.efficiency import bench, flops_per_token, saved_bytes, training_speed
+from satlens.analysis.efficiency import bench, saved_bytes, training_speed
 from satlens.config import TrainConfig
 from satlens.errors import AnalysisError, ConfigError
 from satlens.models.presets import config_for
+from satlens.training.flops import flops_per_token
 
 TINY = {"d_model": 32, "n_layers": 2, "n_ctx": 16}
 
@@ -23,7 +24,7 @@ def test_operations_counted_by_hand(tied: bool) -> None:
     )
     matrices = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 100 * 32
     attention = 2 * 3 * 2 * 2 * 32 * 16 / 2  # layers, passes, products, 2 D T / 2
-    assert flops_per_token(model, 16) == 6 * matrices + attention
+    assert flops_per_token(model.cfg) == 6 * matrices + attention
 
 
 MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 100 * 32
@@ -41,7 +42,7 @@ OF_STREAMS = {
 @pytest.mark.parametrize("name", OF_STREAMS)
 def test_only_matrix_products_are_counted(name: str) -> None:
     model = satlens.build(name, **TINY, n_heads=4, d_mlp=64, d_vocab=100)
-    assert flops_per_token(model, 0) == 6 * (MATRICES + OF_STREAMS[name])
+    assert flops_per_token(model.cfg, 0) == 6 * (MATRICES + OF_STREAMS[name])
 
 
 def test_saved_bytes_counts_a_storage_once_and_no_parameter() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,11 @@ def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def prepared(jsonl: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedDataset:
     return prepare(jsonl, tmp_path_factory.mktemp("prepared") / "small", vocab_size=400)
+
+
+@pytest.fixture(scope="module")
+def without_fsync() -> Iterator[None]:
+    """Not waiting for the disk: what tests kill is a process, not a machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield

@@ -21,7 +21,7 @@ END = 0
 def split_of(lists):
     tokens = np.concatenate([np.array(t, dtype=np.uint16) for t in lists])
     ends = np.cumsum([len(t) for t in lists])
-    return Split("train", Shard(tokens, ends), Path("none"), END)
+    return Split("train", Shard(tokens, ends), [Path("none")], END)
 
 
 def numbered(lengths):
@@ -86,6 +86,15 @@ def test_rows_do_not_depend_on_batch_size():
         parts = [single.batch(step * 6 + k) for k in range(6)]
         rows = [torch.cat(column) for column in zip(*parts, strict=True)]
         assert same(wide.batch(step), rows)
+
+
+@given(lengths, st.integers(1, 10), st.integers(1, 9), st.integers(0, 60))
+@settings(deadline=None)
+def test_scored_targets_are_known_without_reading(lengths, n_ctx, batch_size, number):
+    split = split_of(numbered(lengths))
+    found = TrainBatches(split, n_ctx, batch_size, 1).scored(number)
+    batch = TrainBatches(split, n_ctx, batch_size, 1).batch(number)
+    assert found == int((batch.targets >= 0).sum())
 
 
 def test_epochs_and_seeds_shuffle():

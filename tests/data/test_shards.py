@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from satlens.data.shards import ShardWriter, file_sha256, read_shard
+from satlens.data.shards import (
+    JoinedTokens,
+    ShardWriter,
+    file_sha256,
+    join_shards,
+    read_shard,
+    shard_sha256,
+)
 from satlens.errors import DataError
 
 MADE_BY = "ab" * 32
@@ -112,3 +119,64 @@ def test_reader_and_writer_refuse_foreign_ids(shard, tmp_path):
 def test_missing_file(tmp_path):
     with pytest.raises(DataError, match=r"none\.bin: cannot be read"):
         read(tmp_path / "none.bin")
+
+
+# -- several shards --------------------------------------------------------------------------------
+
+
+@given(
+    parts=st.lists(st.lists(st.integers(0, 999), min_size=1, max_size=6), min_size=1, max_size=6),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=200)
+def test_joined_tokens_are_one_array(parts, data):
+    joined = JoinedTokens([np.array(part, dtype=np.uint16) for part in parts])
+    whole = np.concatenate([np.array(part, dtype=np.uint16) for part in parts])
+    assert len(joined) == len(whole) and joined.dtype == whole.dtype
+    assert np.array_equal(np.asarray(joined), whole)
+    bound = st.none() | st.integers(-len(whole) - 2, len(whole) + 2)
+    start, stop = data.draw(bound), data.draw(bound)
+    step = data.draw(st.sampled_from([None, 1, 2, -1]))
+    found = joined[start:stop:step]
+    assert found.dtype == whole.dtype and found.tolist() == whole[start:stop:step].tolist()
+    place = data.draw(st.integers(-len(whole), len(whole) - 1))
+    assert joined[place] == whole[place]
+    for outside in (len(whole), -len(whole) - 1):
+        with pytest.raises(IndexError):
+            _ = joined[outside]
+    assert list(joined) == whole.tolist()
+
+
+def test_slice_within_a_shard_is_no_copy():
+    parts = [np.arange(4, dtype=np.uint16), np.arange(9, dtype=np.uint16)]
+    joined = JoinedTokens(parts)
+    assert np.shares_memory(joined[5:8], parts[1]) and np.shares_memory(joined[1:4], parts[0])
+
+
+def test_digest_of_several_shards_is_that_of_one(tmp_path):
+    documents = [np.array(d) for d in ([1, 2, 3], [4], [5, 999], [6, 7])]
+    one = write(tmp_path / "one.bin", documents)
+    write(tmp_path / "a.bin", documents[:3])
+    write(tmp_path / "b.bin", documents[3:])
+    joined = join_shards([read(tmp_path / name) for name in ("a.bin", "b.bin")])
+    assert joined.ends.tolist() == [3, 4, 6, 8]
+    lengths = np.diff(joined.ends, prepend=0)
+    made = {"vocab_size": VOCABULARY, "fingerprint": MADE_BY}
+    assert shard_sha256([np.asarray(joined.tokens)], lengths, **made) == one.sha256
+    assert shard_sha256([joined.tokens[:3], joined.tokens[3:]], lengths, **made) == one.sha256
+
+
+def test_blocks_and_lengths_must_agree(tmp_path):
+    with (
+        pytest.raises(DataError, match=r"s\.bin: tokens and lengths of documents disagree"),
+        ShardWriter(tmp_path / "s.bin", vocab_size=VOCABULARY, fingerprint=MADE_BY) as writer,
+    ):
+        writer.extend([np.array([1, 2])], np.array([3]))
+
+
+def test_unverified_reading_skips_the_token_ids_alone(shard):
+    path, _ = shard
+    assert read(path, vocab_size=999, verify=False).tokens.tolist() == [1, 2, 3, 4, 5, 999]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="truncated"):
+        read(path, verify=False)

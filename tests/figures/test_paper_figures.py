@@ -22,8 +22,8 @@ from satlens.cli import main
 from satlens.errors import DataError, SatlensError
 from satlens.report import paper_figures
 from satlens.report.collect import Run, collect
-from satlens.report.sections.drawn import drawn_section
 from satlens.report.paper_figures import NotDrawnError, draw_figures, scripts
+from satlens.report.sections.drawn import drawn_section
 
 ROOT = Path(__file__).parents[2]
 DRAWN, NOT_DRAWN = "sizes", "absent"

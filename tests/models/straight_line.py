@@ -143,7 +143,12 @@ def mix_rule(cfg, W, layer, x_v, v_first, gates):
 
 def evaluate(model, tokens, documents=None) -> Trace:
     """Logits, routes, gates and reads of any model."""
-    cfg, W = model.cfg, {k: v.detach().double() for k, v in model.state_dict().items()}
+    weights = {k: v.detach().double() for k, v in model.state_dict().items()}
+    return evaluate_weights(model.cfg, weights, tokens, documents)
+
+
+def evaluate_weights(cfg, W, tokens, documents=None) -> Trace:
+    """The same of weights in float64 by name, with their gradients."""
     embedding, v_first, gates = W["embed.weight"][tokens], None, {}
     stream = STREAMS[cfg.stream.kind](cfg, W, embedding)
     mask = visible(cfg, tokens.shape[1], documents)

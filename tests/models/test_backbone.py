@@ -223,7 +223,9 @@ def test_resuming_from_a_snapshot(name):
 @pytest.mark.usefixtures("_as_outside_tests")
 def test_names_that_mean_nothing_are_refused():
     model = build("transformer", n_layers=1)
-    with pytest.raises(ConfigError, match="attention: must be auto, eager or fused, got 'flash'"):
+    with pytest.raises(
+        ConfigError, match="attention: must be auto, eager, fused or flex, got 'flash'"
+    ):
         satlens.attention("flash").__enter__()
     with pytest.raises(DataError, match="return_type: must be logits, loss, both or None"):
         model(random_tokens(), return_type="losses")

@@ -238,7 +238,6 @@ def test_modes():
 
 
 @pytest.mark.usefixtures("_as_outside_tests")
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_a_compiled_model_generates_uncompiled():
     """Compiled code would be made for every length, and for every border of the logit lens."""
     model, tokens = random_model("satformer"), random_tokens(2, 5)

@@ -63,3 +63,10 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Lines of one kind from a run's metrics."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [record for record in records if record["kind"] == kind]
+
+
+def outputs(out: Path) -> dict[str, bytes]:
+    """Every file of a finished run that must not depend on its history."""
+    files = (path for path in out.rglob("*") if path.is_file())
+    skipped = {".lock", "timing.jsonl"}
+    return {str(f.relative_to(out)): f.read_bytes() for f in files if f.name not in skipped}

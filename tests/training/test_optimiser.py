@@ -102,7 +102,7 @@ def test_the_norm_is_that_before_clipping(limit: float | None) -> None:
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     count = sum(p.numel() for p in parameters)
-    norm = clip_gradients(model, limit)
+    norm = clip_gradients(model.parameters(), limit)
     assert norm.item() == pytest.approx(math.sqrt(count))
     left = sum(p.grad.square().sum().item() for p in parameters if p.grad is not None)
     assert math.sqrt(left) == pytest.approx(limit or math.sqrt(count), rel=1e-4)

@@ -8,9 +8,9 @@ from small_runs import lines, model_config, train_config
 
 from satlens.data.dataset import PreparedDataset
 from satlens.errors import ConfigError
-from satlens.training import check_paired, check_paired_runs, loop, train
+from satlens.training import check_paired, check_paired_runs, train
+from satlens.training.loader import Loader
 from satlens.training.run_folder import read_run
-from satlens.training.step import load_step
 
 ARMS = ["transformer", "resformer", "satformer", "attnres", "rd-attnres"]
 
@@ -20,17 +20,17 @@ def paired(
     dataset: PreparedDataset, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Path], dict[str, list[list[torch.Tensor]]]]:
     """One run an arm, and the batches that each arm saw."""
-    folder, seen = tmp_path_factory.mktemp("paired"), {}
+    folder, seen, step = tmp_path_factory.mktemp("paired"), {}, Loader.step
     with pytest.MonkeyPatch.context() as patch:
         for name in ARMS:
             drawn: list[list[torch.Tensor]] = []
 
             def spy(*args, drawn=drawn):  # type: ignore[no-untyped-def]
-                parts = load_step(*args)
+                parts = step(*args)
                 drawn.append([part.inputs for part in parts])
                 return parts
 
-            patch.setattr(loop, "load_step", spy)
+            patch.setattr(Loader, "step", spy)
             cfg = train_config(4, seed=2, milestones=(0,))
             train(model_config(name), cfg, dataset, folder / name, progress="none", device="cpu")
             seen[name] = drawn

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from small_runs import BreakAt, BrokenOffError, lines, model_config, train_config
+from small_runs import BreakAt, BrokenOffError, lines, model_config, outputs, train_config
 
 from satlens.config import ModelConfig, TrainConfig, to_dict
 from satlens.data.dataset import PreparedDataset
 from satlens.errors import CheckpointError
-from satlens.training import resume, train
+from satlens.training import state_tensors, train
 
 KINDS = {
     "satformer-bf16": ({"name": "satformer"}, {"precision": "bf16"}),
@@ -39,18 +39,11 @@ def whole(
 ) -> tuple[ModelConfig, TrainConfig, Path]:
     """A run that nothing interrupted, through more than two epochs."""
     model, train_fields = KINDS[request.param]
-    model_cfg = model_config(**model)
+    model_cfg = model_config(n_layers=2, **model)
     train_cfg = train_config(44, milestones=(0, 3000), **train_fields)
     out = tmp_path_factory.mktemp("whole") / "run"
     train(model_cfg, train_cfg, dataset, out, progress="none", device="cpu")
     return model_cfg, train_cfg, out
-
-
-def outputs(out: Path) -> dict[str, bytes]:
-    """Every file of a finished run that must not depend on its history."""
-    files = (path for path in out.rglob("*") if path.is_file())
-    skipped = {".lock", "timing.jsonl"}
-    return {str(f.relative_to(out)): f.read_bytes() for f in files if f.name not in skipped}
 
 
 def interrupted(
@@ -151,6 +144,7 @@ def wait_for_step(step: int, out: Path, child: subprocess.Popen[str]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_killed_and_terminated_processes_resume_to_the_bit(
     dataset: PreparedDataset, tmp_path: Path
 ) -> None:
@@ -246,6 +240,13 @@ def test_cut_metrics_are_refused(stopped: Path, dataset: PreparedDataset) -> Non
         train(model_config(), train_config(), dataset, stopped, progress=BreakAt(), device="cpu")
 
 
+def test_changed_metrics_are_refused(stopped: Path, dataset: PreparedDataset) -> None:
+    """A flipped bit of what is kept would be signed by the end of the run."""
+    damage(stopped / "metrics.jsonl", "flipped")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: sha256: the first \d+ bytes"):
+        train(model_config(), train_config(), dataset, stopped, progress=BreakAt(), device="cpu")
+
+
 def test_a_full_disk_leaves_the_state_before(
     stopped: Path, dataset: PreparedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +258,7 @@ def test_a_full_disk_leaves_the_state_before(
     shutil.rmtree(stopped)
     interrupted(model_config(), cfg, dataset, stopped, 17)
     with monkeypatch.context() as patch:
-        patch.setattr(resume, "save_file", full)
+        patch.setattr(state_tensors, "save_file", full)
         with pytest.raises(CheckpointError, match=r"000000020: cannot be written .No space left"):
             train(model_config(), cfg, dataset, stopped, progress="none", device="cpu")
     assert sorted(os.listdir(stopped / "resume")) == ["000000010", "000000015"]

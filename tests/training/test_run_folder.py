@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
 import time
 from pathlib import Path
@@ -93,21 +95,44 @@ def test_other_arguments_are_refused_by_field(
 
 
 @pytest.mark.parametrize("name", ["final/model.safetensors", "metrics.jsonl", "milestones/0"])
-def test_an_altered_output_is_made_again(
+def test_an_altered_output_is_named_and_nothing_is_removed(
     dataset: PreparedDataset, tmp_path: Path, name: str
 ) -> None:
+    """The other files of a finished run may be a month of work."""
     cfg, out = train_config(6, milestones=(0,)), tmp_path / "run"
     train(model_config(), cfg, dataset, out, progress="none", device="cpu")
-    outcome = (out / "finished.json").read_bytes()
     if (out / name).is_dir():
         (out / name / "config.json").unlink()
     else:
         (out / name).write_bytes((out / name).read_bytes()[:-1])
-    follower = BreakAt()
-    train(model_config(), cfg, dataset, out, progress=follower, device="cpu")
-    assert follower.first == 0
-    assert "missing or changed since the run ended" in follower.notes[0]
-    assert (out / "finished.json").read_bytes() == outcome
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    with pytest.raises(CheckpointError, match=f"{name}.*missing or changed since the run ended"):
+        train(model_config(), cfg, dataset, out, progress="none", device="cpu")
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+class MoveAt(BreakAt):
+    """A follower that moves the run's folder away when a step is finished."""
+
+    def __init__(self, step: int, out: Path) -> None:
+        super().__init__()
+        self.at, self.out = step, out
+
+    def update(self, done: int, fields: dict[str, float] | None = None) -> None:
+        if done == self.at:
+            self.out.rename(self.out.with_name("moved"))
+
+
+def test_a_run_whose_folder_is_moved_says_so(dataset: PreparedDataset, tmp_path: Path) -> None:
+    out, moved = tmp_path / "run", tmp_path / "moved"
+    follower = MoveAt(6, out)
+    with pytest.raises(CheckpointError, match=r"run.*: was moved or removed while"):
+        train(model_config(), train_config(), dataset, out, progress=follower, device="cpu")
+    assert not out.exists()
+    train(model_config(), train_config(), dataset, moved, progress="none", device="cpu")
+    train(model_config(), train_config(), dataset, out, progress="none", device="cpu")
+    metrics = [folder / "metrics.jsonl" for folder in (moved, out)]
+    assert metrics[0].read_bytes() == metrics[1].read_bytes()
 
 
 def test_two_writers_are_refused_and_a_dead_one_is_not_in_the_way(
@@ -121,6 +146,34 @@ def test_two_writers_are_refused_and_a_dead_one_is_not_in_the_way(
     # The file of a process that died stays, the lock does not.
     (folder.path / ".lock").write_text("999999999\n")
     train(model_config(), train_config(3), dataset, folder.path, progress="none")
+
+
+def test_a_process_that_reads_ahead_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """It may outlive, for a moment, a run that was killed."""
+    forked, folder = multiprocessing.get_context("fork"), RunFolder(tmp_path / "run")
+    mine, theirs = forked.Pipe()
+
+    def read_ahead() -> None:
+        theirs.send(os.getpid())
+        time.sleep(60)
+
+    def hold() -> None:
+        with folder.locked():
+            forked.Process(target=read_ahead).start()
+            time.sleep(60)
+
+    holder = forked.Process(target=hold)
+    holder.start()
+    reader = mine.recv()
+    with pytest.raises(CheckpointError, match=f"process {holder.pid} is writing this run"):
+        folder.locked().__enter__()
+    holder.kill()
+    holder.join()
+    try:
+        with folder.locked():
+            pass
+    finally:
+        os.kill(reader, signal.SIGKILL)
 
 
 def test_foreign_outputs_are_left_alone(dataset: PreparedDataset, tmp_path: Path) -> None:
@@ -206,6 +259,53 @@ def test_going_on_with_other_code_is_said(dataset: PreparedDataset, tmp_path: Pa
     ]
 
 
+def test_resume_may_be_forbidden_or_demanded(dataset: PreparedDataset, tmp_path: Path) -> None:
+    def run(resume: str, follower: BreakAt) -> BreakAt:
+        arguments = model_config(), train_config(9), dataset, tmp_path / "run"
+        train(*arguments, progress=follower, resume=resume)  # type: ignore[arg-type]
+        return follower
+
+    with pytest.raises(ConfigError, match="resume: 'always' is none of auto, never, must"):
+        run("always", BreakAt())
+    with pytest.raises(CheckpointError, match=r"run: holds no run to go on with \(resume must"):
+        run("must", BreakAt())
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(BrokenOffError):
+        run("never", BreakAt(4))
+    # Begun, but nothing saved yet.
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"run: no saved state to go on from \(resume must"):
+        run("must", BreakAt())
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+    with pytest.raises(BrokenOffError):
+        run("auto", BreakAt(7))
+    with pytest.raises(CheckpointError, match=r"run: holds a run already \(resume never"):
+        run("never", BreakAt())
+    assert run("must", BreakAt()).first == 5
+    assert run("must", BreakAt()).first is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"data_workers": 1}, None),
+        ({"gradient_checkpointing": True, "strategy": "fsdp"}, "gradient_checkpointing"),
+        ({"deterministic": False}, "deterministic"),
+    ],
+)
+def test_a_run_may_go_on_computed_otherwise(
+    dataset: PreparedDataset, tmp_path: Path, changes: dict, named: str | None
+) -> None:
+    """How steps are computed is none of a run's identity; what may change bits is said."""
+    with pytest.raises(BrokenOffError):
+        train(model_config(), train_config(9), dataset, tmp_path, progress=BreakAt(6))
+    follower = BreakAt()
+    train(model_config(), train_config(9, **changes), dataset, tmp_path, progress=follower)
+    assert follower.first == 5
+    said = f"{tmp_path}: {named} changed since this run began: it goes on, but not to the bit"
+    assert follower.notes == ([] if named is None else [said])
+
+
 def test_settings_of_the_process_are_restored(dataset: PreparedDataset, tmp_path: Path) -> None:
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     threads = torch.get_num_threads()
@@ -213,3 +313,27 @@ def test_settings_of_the_process_are_restored(dataset: PreparedDataset, tmp_path
         train(model_config(), train_config(3, n_threads=2), dataset, tmp_path, progress=BreakAt(1))
     assert torch.get_num_threads() == threads
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+
+
+def test_hidden_files_of_others_survive(dataset: PreparedDataset, tmp_path: Path) -> None:
+    """A run may lie in somebody's folder: only what satlens itself left half-written goes."""
+    out = tmp_path / "run"
+    kept = [out / ".git" / "config", out / ".env"]
+    ours = [out / ".run.json.tmp", out / ".final.12-0123abcd.partial" / "model.safetensors"]
+    ours += [out / ".final.old" / "config.json"]
+    cfg = train_config(2, checkpoint_every=1)
+    train(model_config(n_layers=1), cfg, dataset, out, progress="none", device="cpu")
+    (out / "finished.json").unlink()
+    for file in (*kept, *ours):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+    train(model_config(n_layers=1), cfg, dataset, out, progress="none", device="cpu")
+    assert all(file.exists() for file in kept)
+    assert not any(file.exists() for file in ours)
+
+
+def test_a_run_needs_a_folder_of_its_own(dataset: PreparedDataset) -> None:
+    before = sorted(dataset.path.iterdir())
+    with pytest.raises(ConfigError, match="holds the data"):
+        train(model_config(), train_config(), dataset, dataset.path, progress="none", device="cpu")
+    assert sorted(dataset.path.iterdir()) == before

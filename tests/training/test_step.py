@@ -7,13 +7,21 @@ import pytest
 import torch
 from small_runs import model_config, train_config
 
+import satlens
 from satlens.data.batches import TrainBatches
 from satlens.data.dataset import PreparedDataset
 from satlens.models.decoder import Decoder
 from satlens.training import NonFiniteError, loop, train
-from satlens.training.step import forward_backward, load_step
+from satlens.training.loader import Loader, RowsByNumber
+from satlens.training.step import MicroBatch, forward_backward
 
-CPU = torch.device("cpu")
+
+def micro_batches(
+    batches: TrainBatches, step: int, grad_accum: int, mask: bool = True
+) -> list[MicroBatch]:
+    cfg = train_config(batch_size=batches.batch_size, grad_accum=grad_accum)
+    steps = range(step, step + 1)
+    return Loader(RowsByNumber(batches, mask), cfg, steps, torch.device("cpu")).step(step)
 
 
 def gradients(
@@ -21,7 +29,7 @@ def gradients(
 ) -> tuple[float, dict[str, torch.Tensor]]:
     model = Decoder(model_config("satformer", document_mask=mask), seed=3)
     batches = TrainBatches(dataset.split("train"), 32, batch_size, seed=5)
-    loss = forward_backward(model, load_step(batches, step, grad_accum, CPU), "fp32")
+    loss = forward_backward(model, micro_batches(batches, step, grad_accum, mask), "fp32")
     return loss.item(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -51,7 +59,7 @@ def test_accumulation_weights_a_padded_row_by_its_tokens(dataset: PreparedDatase
         accumulated["embed.weight"], whole["embed.weight"], rtol=1e-4, atol=1e-7
     )
     model = Decoder(model_config("satformer"), seed=3)
-    parts = load_step(batches, step, 8, CPU)
+    parts = micro_batches(batches, step, 8)
     means = [
         model(b.inputs, return_type="loss", targets=b.targets, documents=b.documents).item()
         for b in parts
@@ -64,7 +72,7 @@ def test_leaving_out_a_mask_that_masks_nothing_changes_nothing(dataset: Prepared
     model = Decoder(model_config("satformer"), seed=3)
     seen = set()
     for step in range(batches.chunks_per_epoch // 2):
-        (part,) = load_step(batches, step, 1, CPU)
+        (part,) = micro_batches(batches, step, 1)
         seen.add(part.documents is None)
         documents = batches.batch(step).documents
         full = model(part.inputs, return_type="loss", targets=part.targets, documents=documents)
@@ -78,20 +86,40 @@ def test_leaving_out_a_mask_that_masks_nothing_changes_nothing(dataset: Prepared
 def test_logged_losses_of_8x1_and_1x8_agree(dataset: PreparedDataset, tmp_path: Path) -> None:
     losses = {}
     for batch_size, grad_accum in ((8, 1), (1, 8)):
-        cfg = train_config(6, batch_size=batch_size, grad_accum=grad_accum, log_every=1)
+        sizes = {"batch_size": batch_size, "grad_accum": grad_accum}
+        cfg = train_config(6, **sizes, log_every=1, milestones=(0, 4 * 256))
         out = tmp_path / f"{batch_size}x{grad_accum}"
         train(model_config(), cfg, dataset, out, progress="none", device="cpu")
         metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         losses[batch_size] = [m["loss"] for m in metrics if m["kind"] == "train"]
     assert losses[1][0] == pytest.approx(losses[8][0], rel=1e-6)
     assert losses[1] == pytest.approx(losses[8], rel=1e-5)
+    for done in (0, 4):
+        model = satlens.load(out / "milestones" / str(done * 256))
+        assert losses[1][done] == pytest.approx(recomputed(model, dataset, done), rel=1e-6)
+
+
+def recomputed(model: Decoder, dataset: PreparedDataset, step: int) -> float:
+    """The mean over a step's scored tokens, in fp64 from the logits of one document at a time."""
+    batch = TrainBatches(dataset.split("train"), 32, 8, seed=0).batch(step)
+    total, count = 0.0, 0
+    model = model.double()
+    with torch.no_grad():
+        for inputs, targets, documents in zip(*batch, strict=True):
+            for document in documents[documents >= 0].unique():
+                inside = documents == document
+                # Positions count from the row's start, which rotary embeddings do not see.
+                log = model(inputs[inside][None])[0].log_softmax(-1)
+                total -= log.gather(1, targets[inside][:, None]).sum().item()
+                count += int(inside.sum())
+    return total / count
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, at: int, where: str) -> list[dict[str, torch.Tensor]]:
     """Make the loss or one gradient of a step NaN; keeps the weights before each step."""
     before: list[dict[str, torch.Tensor]] = []
 
-    def poisoned(model: Decoder, micro_batches: list, precision: str) -> torch.Tensor:
+    def poisoned(model: Decoder, micro_batches: list[MicroBatch], precision: str) -> torch.Tensor:
         before.append({n: p.detach().clone() for n, p in model.named_parameters()})
         loss = forward_backward(model, micro_batches, precision)
         if len(before) - 1 == at and where == "gradient":
