@@ -103,8 +103,8 @@ def train(
         NonFiniteError: a loss or gradient is not finite and ``on_nonfinite`` is ``stop``.
         TrainingStopped: SIGTERM or SIGINT; the state is saved, the exit status 0.
     """
-    check_run(model_cfg, train_cfg, dataset, out, resume)
     follower, folder, where = open_progress(progress), RunFolder(out), own_place(device)
+    check_run(model_cfg, train_cfg, dataset, out, resume)
     made = plan(model_cfg, train_cfg)
     with ExitStack() as stack:
         together(lambda: folder.expect(resume))

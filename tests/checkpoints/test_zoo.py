@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 import satlens
 from satlens.checkpoints.zoo import replace_zoo, zoo_entry, zoo_names
-from satlens.config import to_dict
+from satlens.config import TrainConfig, make
 from satlens.errors import CheckpointError
 from satlens.study import load_recipe, model_config, train_config
 
@@ -33,8 +32,7 @@ def test_each_opens_offline_and_is_what_its_recipe_says(arm, monkeypatch):
     assert model.cfg == model_config(RECIPE, arm)
     training = model.provenance["training"]
     assert training["tokens"] == train_config(RECIPE, 0).tokens
-    config = to_dict(train_config(RECIPE, 0))
-    assert training["config"] == json.loads(json.dumps(config))
+    assert make(TrainConfig, training["config"], "training.json") == train_config(RECIPE, 0)
     with torch.no_grad():
         # Far below chance, log V = 7.6 nats, on the opening words of its corpus.
         assert model(model.to_tokens(TEXT), "loss") < math.log(model.cfg.d_vocab) - 3
