@@ -162,7 +162,7 @@ class Arm:
     def step(self) -> None:
         """One optimiser step of the trainer."""
         forward_backward(self.model, [self.batch] * self.cfg.grad_accum, self.cfg.precision)
-        clip_gradients(self.parameters, self.cfg.clip)
+        clip_gradients(self.optimiser, self.parameters, self.cfg.clip)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 

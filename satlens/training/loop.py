@@ -237,7 +237,7 @@ class Run:
             with self.stopwatch.part("data"):
                 micro_batches = self.loader.step(step)
             loss = forward_backward(self.runner, micro_batches, self.cfg.precision)
-            norm = clip_gradients(self.parameters, self.cfg.clip)
+            norm = clip_gradients(self.optimiser, self.parameters, self.cfg.clip)
             self.counters.add(step, loss, norm)
             self.spikes.add(step, loss, norm)
             # Fused AdamW reads this flag on the device and leaves everything as it is where set.

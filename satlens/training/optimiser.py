@@ -13,6 +13,8 @@ from satlens.config import TrainConfig
 from satlens.models.initialise import family
 
 ADAM_EPS = 1e-8
+CLIP_EPS = 1e-6
+"""Added to the norm that is clipped, as torch.nn.utils does."""
 WSD_DECAY = 0.2
 """Share of the steps in the decay of schedule ``wsd``."""
 
@@ -79,10 +81,16 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale all gradients to a norm of at most ``limit``.
+def clip_gradients(
+    optimiser: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], limit: float | None
+) -> Tensor:
+    """Have the optimiser's next step take gradients scaled to a norm of at most ``limit``.
+
+    Fused AdamW divides gradients by its ``grad_scale`` as it reads them: a pass over all of them
+    less than scaling them first.
 
     Args:
+        optimiser: of :func:`make_optimiser`.
         parameters: of the whole model; a list, where this is done at every step: a model with hook
             points everywhere takes long to walk through.
         limit: None leaves them as they are.
@@ -91,8 +99,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> T
         The L2 norm over all gradients before clipping, a scalar on their device; of whole
         gradients where processes hold parts of them.
     """
-    parameters = list(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if limit is not None:
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    scale = None if limit is None else ((norm.float() + CLIP_EPS) / limit).clamp_min(1.0)
+    optimiser.grad_scale = scale  # type: ignore[attr-defined]
+    return norm

@@ -68,7 +68,7 @@ def learn(
         loss.backward()
         if silence is not None:
             silence(model, "grad")
-        clip_gradients(model.parameters(), cfg.clip)
+        clip_gradients(optimiser, model.parameters(), cfg.clip)
         set_learning_rate(optimiser, learning_rate(step, n_steps, cfg))
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
