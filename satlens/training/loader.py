@@ -6,11 +6,13 @@ number of processes and of readers sees the same.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +87,7 @@ class Loader:
                 sampler=range(steps.start * self._n + rank, steps.stop * self._n, size),
                 collate_fn=_as_it_is,
                 num_workers=cfg.data_workers,
+                worker_init_fn=partial(_end_with, os.getpid()) if cfg.data_workers else None,
                 multiprocessing_context="fork" if cfg.data_workers else None,
                 pin_memory=device.type == "cuda",
                 generator=torch.Generator(),  # else it would draw from the global one
@@ -134,6 +137,12 @@ def readers_watched() -> Iterator[None]:
             f"data_workers: a process that reads ahead ended early ({reason}); fewer of them "
             "need less memory, 0 reads in the training process"
         ) from None
+
+
+def _end_with(parent: int, reader: int) -> None:
+    """End a reader whose run was killed while it started: torch's own watch begins after this."""
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _as_it_is(rows: Any) -> Any:
